@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from sqlq_spark.datasource import DefaultSource
 else:
     try:
-        versions.check("pyspark", "pyarrow")
+        versions.check_versions("pyspark", "pyarrow")
         from sqlq_spark.datasource import DefaultSource
     except UnsupportedVersion as unsupported:
         # Were the import to fail, Spark would hide why, and find no other pyspark_* module either.

@@ -1,10 +1,10 @@
 """
 A Spark data source and sink for SQL table queues, in the wire format of NServiceBus.
 
-`spark.readStream.format("sqlqueue")` receives, `df.write.format("sqlqueue")` and
-`df.writeStream.format("sqlqueue")` send, `spark.read.format("sqlqueue")` browses.
-Installed, the format registers itself; `register(spark)` does it by hand.
-`open_batch(spark, checkpoint)` says which batch the next start of a query repeats.
+`spark.readStream.format("sqlqueue")` receives messages. `df.write.format("sqlqueue")` and
+`df.writeStream.format("sqlqueue")` send them. `spark.read.format("sqlqueue")` browses a queue.
+Spark finds the format when the package is installed. `register(spark)` registers it by hand.
+`open_batch(spark, checkpoint)` returns the batch that the next start of a query repeats.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 __all__ = ["SqlQueueError", "__version__", "open_batch", "register"]
 __version__ = "0.1.0"
 
-versions.check()  # of Python
+versions.check_versions()  # of Python
 
 
 def _clean_arguments(record: logging.LogRecord) -> bool:
-    """Let no name or address of a log line write a line of its own."""
+    """Replace control characters in the arguments: a name cannot begin a new line of the log."""
     if isinstance(record.args, tuple):
-        record.args = tuple(clean(each) if isinstance(each, str) else each for each in record.args)
+        record.args = tuple(clean(arg) if isinstance(arg, str) else arg for arg in record.args)
     return True
 
 
@@ -37,30 +37,31 @@ logging.getLogger("sqlq_spark").addFilter(_clean_arguments)
 
 def register(spark: SparkSession) -> None:
     """
-    Make the format `sqlqueue` known to a session, where Spark did not find it.
+    Register the format `sqlqueue` in a session in which Spark did not find it.
 
-    A stream then has a task for each core of the cluster, unless it says maxConcurrency. Spark
-    Connect does not say how many there are: there the driver's cores count.
+    A stream then gets one task for each core of the cluster, unless maxConcurrency is set. Spark
+    Connect does not report the cluster's cores. There the driver's cores are counted instead.
 
     Raises:
         UnsupportedVersion: this Spark or its pyarrow is too old.
     """
-    versions.check("pyspark", "pyarrow")
+    versions.check_versions("pyspark", "pyarrow")
     from pyspark.errors import PySparkException  # noqa: PLC0415 - an extra
 
     from sqlq_spark.datasource import sized  # noqa: PLC0415 - needs pyspark
     from sqlq_spark.log import log  # noqa: PLC0415
 
-    found = getattr(spark, "_sc", None)  # no property: that of Spark Connect raises
-    cores = None if found is None else max(1, found.defaultParallelism)
+    # read the attribute: on Spark Connect the property `sparkContext` raises an error
+    context = getattr(spark, "_sc", None)
+    cores = None if context is None else max(1, context.defaultParallelism)
     try:
         application = spark.conf.get("spark.app.name", None)
     except PySparkException:
-        application = None  # the session does not say it
+        application = None  # this session does not report the name
     try:
         spark.dataSource.register(sized(cores, application))
     except PySparkException as error:
-        # Spark 4.0.0 finds the format and then takes no other; what it found is this package
+        # Spark 4.0.0 finds this package's format and then refuses to register it again
         if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
             raise
         log.info("the format sqlqueue is registered already")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def open_batch(spark: SparkSession, checkpoint: str) -> int | None:
     """
-    Find the batch that a query has planned and not committed: its next start repeats it.
+    Find the batch that a query has planned and not committed. Its next start repeats that batch.
 
     Args:
         spark: a session, classic or Spark Connect, that reaches the checkpoint.
@@ -27,15 +27,15 @@ def open_batch(spark: SparkSession, checkpoint: str) -> int | None:
         The number that Spark gave the batch; None if no batch is open.
 
     Raises:
-        BadOption: the folder has no folder `offsets`, so it is no checkpoint.
+        BadOption: the folder is no checkpoint, because it has no folder `offsets`.
     """
     folder = checkpoint.rstrip("/")
-    planned = read(spark, f"{folder}/offsets")
+    planned = read_files(spark, f"{folder}/offsets")
     if planned is None:
         expected = "the checkpointLocation of a query, which has a folder offsets"
         raise BadOption(option="checkpoint", found=checkpoint, expected=expected)
     last = newest(planned)
-    return last if last > newest(read(spark, f"{folder}/commits")) else None
+    return last if last > newest(read_files(spark, f"{folder}/commits")) else None
 
 
 def newest(files: list[str] | None) -> int:
@@ -44,12 +44,12 @@ def newest(files: list[str] | None) -> int:
     return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
-def text(spark: SparkSession, path: str) -> str:
+def read_text(spark: SparkSession, path: str) -> str:
     """Read the text of a file, or of a folder; "" if it does not exist or is unfinished."""
-    return "".join(read(spark, path, "text", "value") or ()).strip()
+    return "".join(read_files(spark, path, "text", "value") or ()).strip()
 
 
-def read(
+def read_files(
     spark: SparkSession, path: str, kind: str = "binaryFile", column: str = "path"
 ) -> list[str] | None:
     """
@@ -60,7 +60,7 @@ def read(
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - an extra
 
     files = spark.read.format(kind).option("wholetext", True)  # noqa: FBT003 - Spark's
-    literal = re.sub(r"([\\*?\[\]{}])", r"\\\1", path)  # or Spark reads wildcards in it
+    literal = re.sub(r"([\\*?\[\]{}])", r"\\\1", path)  # otherwise Spark reads wildcards in it
     try:
         return [str(row[0]) for row in files.load(literal).select(column).collect()]
     except AnalysisException as error:

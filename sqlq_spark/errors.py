@@ -1,9 +1,10 @@
 """
-The errors of this package, by what they are about; SqlQueueError is the root of all.
+The errors of this package, grouped by their subjects; SqlQueueError is the root of all.
 
 Every message says what failed, where, what was found, and how to fix it.
-No fact may hold a password: callers redact the addresses of servers first.
-Facts have names and texts of others: the text of an error shows them without control characters.
+No fact may contain a password: callers remove passwords from urls first.
+Some facts contain names and texts of other people. The text of an error shows them without control
+characters.
 """
 
 from __future__ import annotations
@@ -15,23 +16,24 @@ from typing import TYPE_CHECKING, Any, Self, dataclass_transform
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# the options that a template contains in braces, see `describe`
 NAMED_OPTIONS = (
     "queryTimeout",
     "stateSchema",
     "trustedOwners",
     "allowedDestinations",
-)  # that a template names
+)
 
 
 def clean(text: str) -> str:
-    """Replace control characters, which could change a terminal or write a line into a log."""
-    return "".join(each if each.isprintable() else "·" for each in text)
+    """Replace control characters, which could change a terminal or begin a new line of a log."""
+    return "".join(letter if letter.isprintable() else "·" for letter in text)
 
 
 class _CleanFormatter(Formatter):
-    """Fills templates; a fact in a text has no control characters."""
+    """Fills templates with facts, and replaces control characters in the facts."""
 
-    def format_field(self, value: Any, format_spec: str) -> str:  # noqa: ANN401 - as the base
+    def format_field(self, value: Any, format_spec: str) -> str:  # noqa: ANN401 - as Formatter
         return clean(format(value, format_spec))
 
 
@@ -43,16 +45,26 @@ class SqlQueueError(Exception):
     """
     The root of all errors of this package. Its text is `template`, filled with its facts.
 
-    A class declares its facts as fields. They are the keywords that its callers give, and then
-    attributes: `error.queue` of `QueueNotFound(queue="public.Orders", server="db")`. A type checker
-    reads the fields as those of a dataclass. At run time no class is one, because a frozen
-    exception fails in a context manager. All facts survive pickling between Spark's processes.
+    A class declares its facts as fields. Callers give the facts as keywords, and read them as
+    attributes:
+
+        error = QueueNotFound(queue="public.Orders", server="db")
+        error.queue  # "public.Orders"
+
+    A text names options as users of Spark write them. Commands name their flags instead:
+
+        str(MissingOption(option="queryTimeout", example="30s"))  # "option queryTimeout is …"
+        MissingOption(…).describe({"queryTimeout": "--timeout"})  # "option --timeout is …"
+
+    A type checker reads the fields as those of a dataclass. At run time no class is a dataclass,
+    because a frozen exception fails in a context manager. All facts survive pickling between
+    Spark's processes.
     """
 
     template = "{reason}"
 
     if TYPE_CHECKING:
-        # of the root, and of a class without fields
+        # for type checkers: the arguments of the root, and of a class that declares no fields
         def __init__(self, *, reason: str = "") -> None: ...
 
     else:
@@ -64,19 +76,24 @@ class SqlQueueError(Exception):
     @classmethod
     def fields(cls) -> list[str]:
         """Return the names of the facts that the class and its bases declare."""
-        lines = [kind for kind in reversed(cls.__mro__) if issubclass(kind, SqlQueueError)]
-        return [name for kind in lines for name in get_annotations(kind)]
+        classes = [kind for kind in reversed(cls.__mro__) if issubclass(kind, SqlQueueError)]
+        return [name for kind in classes for name in get_annotations(kind)]
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Self:
-        """Make an error of those facts that it has as fields; a fact that is missing raises."""
+        """
+        Return an error with those of the facts that are its fields.
+
+        Raises:
+            KeyError: a field is not among the facts.
+        """
         return cls(**{name: facts[name] for name in cls.fields()})
 
     def __str__(self) -> str:
         return self.describe({})
 
     def describe(self, spelled: Mapping[str, str]) -> str:
-        """Return the text; `spelled` maps options to other spellings, as those of a command."""
+        """Return the text; `spelled` maps an option's name to the flag of a command."""
         facts = {name: spelled.get(name, name) for name in NAMED_OPTIONS} | vars(self)
         if "option" in facts:
             facts["option"] = spelled.get(facts["option"], facts["option"])
@@ -111,7 +128,7 @@ class UnknownOption(BadInput):
 
 
 class MisplacedOption(BadInput):
-    """An option of a write was set on a read, or the other way round. It would have no effect."""
+    """An option of a write was set on a read, or the reverse. It would have no effect."""
 
     option: str
     given: str
@@ -136,7 +153,7 @@ class MissingOption(BadInput):
 
 
 class OptionsOfTable(BadInput):
-    """CREATE TABLE has OPTIONS, which Spark stores, passwords too, and never passes on."""
+    """CREATE TABLE has OPTIONS. Spark stores them, even a password, but never passes them on."""
 
     options: str
     template = (
@@ -156,7 +173,7 @@ class BadAddress(BadInput):
 
 
 class BadFrame(BadInput):
-    """The columns of a DataFrame do not fit."""
+    """The columns of a DataFrame cannot be read or written."""
 
     done: str
     reason: str
@@ -176,7 +193,7 @@ class BadMessage(BadInput):
 
 
 class MissingPackage(SqlQueueError):
-    """A package of an extra is not installed."""
+    """An optional package is not installed. An extra of this package installs it."""
 
     package: str
     extra: str
@@ -204,7 +221,7 @@ class MissingDelta(SqlQueueError):
 
 
 class MissingDriver(SqlQueueError):
-    """This machine has no driver for the database that can be used."""
+    """This machine has no usable driver for the database."""
 
     database: str
     found: str
@@ -228,7 +245,11 @@ class NotReachable(DatabaseFailure):
 
 
 class ConnectionUnclear(NotReachable):
-    """No connection could be opened. The server's words are not known, as in another language."""
+    """
+    No connection could be opened, and the reason is unclear.
+
+    The server's sentence is not known, for example because it is in another language.
+    """
 
     template = (
         "no connection to {server}: {reason}. The login, the database or the host may be the "
@@ -246,16 +267,16 @@ class LoginRefused(DatabaseFailure):
 
 class LoginUnclear(LoginRefused):
     """
-    The server does not accept this login or its database, or it does not accept a token.
+    The server refused this login, its database or its token; the driver does not say which.
 
-    The driver does not report which. It may pass, as during a failover.
+    Another attempt may succeed, because the cause may be a failover.
     """
 
     template = "{server} refused the login: {reason}. Check user, password and the database's name."
 
 
 class CertificateRefused(LoginRefused):
-    """The server does not accept this client's certificate, or it cannot be read here."""
+    """The server refused the client's certificate, or this machine cannot read it."""
 
     template = (
         "{server} refused the login: {reason}. Check the client's certificate and its key, which "
@@ -273,7 +294,7 @@ class CredentialsFailed(DatabaseFailure):
 
 
 class ServerNotVerified(DatabaseFailure):
-    """The server has no certificate that this machine trusts for the host's name."""
+    """The server did not show a certificate for the host's name that this machine trusts."""
 
     server: str
     reason: str
@@ -301,14 +322,14 @@ class ConnectionLost(DatabaseFailure):
 
 
 class ReadOnly(ConnectionLost):
-    """The server accepts no writes, for example a standby. Another host may be the primary."""
+    """The server accepts no writes. It may be a standby, and another host the primary."""
 
     fix: str
     template = "{statement} was refused: {reason}. {fix}"
 
 
 class Deadlock(DatabaseFailure):
-    """The database rolled this transaction back to end a deadlock. It may be tried again."""
+    """The database undid this transaction to end a deadlock. The transaction may run again."""
 
     statement: str
     reason: str
@@ -316,7 +337,7 @@ class Deadlock(DatabaseFailure):
 
 
 class ReceiptExists(DatabaseFailure):
-    """Another attempt of the same task has left its receipt. The task may be tried again."""
+    """Another attempt of the same task has written its receipt. The task may run again."""
 
     statement: str
     reason: str
@@ -335,11 +356,11 @@ class TimedOut(DatabaseFailure):
 
 
 class LockTimedOut(TimedOut):
-    """The wait for a lock took longer than queryTimeout. It may be tried again."""
+    """The wait for a lock took longer than queryTimeout. The transaction may run again."""
 
 
 class TransactionLimited(DatabaseFailure):
-    """A time limit of the login ended a transaction and its session. Another attempt would too."""
+    """A time limit of the login ended a transaction and its session. Another attempt would fail."""
 
     statement: str
     setting: str
@@ -378,7 +399,11 @@ class StateRightMissing(RightMissing):
 
     @staticmethod
     def fix_of(schema: str, roles: str) -> str:
-        """Say what to do: a GRANT would hand out all of another team's state. `roles` may be ''."""
+        """
+        Return what the user should do; `roles` are roles of the schema's team, or empty.
+
+        It proposes no GRANT, because a GRANT would give access to all state of another team.
+        """
         return (
             f"Set the option stateSchema to your team's schema instead of {clean(schema)}, or ask "
             f"for membership in a role of its team{f' ({clean(roles)})' if roles else ''}."
@@ -394,7 +419,7 @@ class TimeZoneNotFound(DatabaseFailure):
 
 
 class ServerTooOld(DatabaseFailure):
-    """The server's version lacks what the statements use. Nothing was changed."""
+    """The server's version is too old for the package's statements. Nothing was changed."""
 
     server: str
     database: str
@@ -404,7 +429,7 @@ class ServerTooOld(DatabaseFailure):
 
 
 class DatabaseTooOld(DatabaseFailure):
-    """The compatibility level of a database lacks what the statements use."""
+    """The compatibility level of a database is too low for the package's statements."""
 
     server: str
     found: int
@@ -430,7 +455,7 @@ class StatementPooling(DatabaseFailure):
 
 
 class StatementFailed(DatabaseFailure):
-    """The database answered with any other error."""
+    """A statement failed with an error that has no class of its own."""
 
     statement: str
     code: str
@@ -439,15 +464,15 @@ class StatementFailed(DatabaseFailure):
 
 
 class ServerShort(StatementFailed):
-    """The server is short of memory, locks, space or connections. It may be tried again."""
+    """The server lacks memory, locks, space or connections. The transaction may run again."""
 
 
 class LogFull(ServerShort):
-    """The transaction log is full. The statement may be tried again."""
+    """The transaction log is full. The transaction may run again."""
 
 
 class StatementRefused(StatementFailed):
-    """The message or the table causes the error. Another attempt would fail as well."""
+    """The message or the table causes the error, so another attempt would fail too."""
 
 
 # ---------------------------------------------------------------- queues and messages
@@ -491,7 +516,7 @@ class NotAQueue(DatabaseFailure):
 
 
 class MoveRefused(DatabaseFailure):
-    """The server moves no delayed message into the queue as its table is."""
+    """The server refuses to move delayed messages into the queue, because of its table."""
 
     queue: str
     reason: str
@@ -541,7 +566,7 @@ class SubscriberUnreachable(DatabaseFailure):
 
 
 class SubscriberLost(SubscriberUnreachable):
-    """A copy of a message for one subscriber went to the error queue. The others were sent."""
+    """One subscriber's copy of a message went to the error queue. The other copies were sent."""
 
     template = (
         "endpoint {endpoint!r} is subscribed to topic {topic!r} with the queue {address!r}, which "
@@ -569,7 +594,7 @@ USE_AN_ORDINARY_LOGIN = (
 
 
 class TableRefused(DatabaseFailure):
-    """A table is no ordinary one, or others can run code by it. Nothing was done with it."""
+    """A table is not an ordinary table, or others can add code to it. It was not used."""
 
     table: str
     found: str
@@ -580,7 +605,7 @@ class TableRefused(DatabaseFailure):
 
 
 class OwnerNotTrusted(TableRefused):
-    """A table, its schema, or what hangs on it has an owner who is not trusted."""
+    """The owner of a table, of its schema, or of a trigger or foreign key on it is not trusted."""
 
     owner: str
     advice: str
@@ -593,7 +618,7 @@ class OwnerNotTrusted(TableRefused):
 
 
 class TableOfOther(TableRefused):
-    """A header, or the name of a table of delayed messages, leads to a table of another owner."""
+    """A table that only a header names, or a table of delayed messages, has another owner."""
 
     owner: str
     template = (
@@ -615,7 +640,7 @@ class DestinationLocked(DatabaseFailure):
 
 
 class DestinationChanged(DatabaseFailure):
-    """A table was replaced by another one while it was used. Nothing was done."""
+    """A table was replaced or altered while it was used. Nothing was done."""
 
     queue: str
     template = (
@@ -642,10 +667,10 @@ class MessageTooLarge(DatabaseFailure):
 
     queue: str
     seq: int
-    size: int
-    counted: str  # headers and body, or headers
-    option: str  # the limit
-    largest: int
+    size: int  # bytes
+    counted: str  # the counted parts: "headers and body", or "headers"
+    option: str  # the option that sets the limit
+    largest: int  # bytes
     template = (
         "queue {queue}: the message with seq {seq} has {size} bytes of {counted}, more than "
         "{option} ({largest}). Nothing was received. Set the option errorQueue, so that the server "
@@ -679,7 +704,7 @@ class QueueUnquoted(DatabaseFailure):
 
 
 class MessageChanged(DatabaseFailure):
-    """A message changed after it was looked at. Nothing of its batch was returned."""
+    """A message changed between the look at it and its return. Its batch was not returned."""
 
     row: int
     queue: str
@@ -744,7 +769,7 @@ class StateTooNew(DatabaseFailure):
 
 
 class StateOfOther(DatabaseFailure):
-    """An owner who is not trusted owns the state schema or a table in it. Nothing was read."""
+    """The owner of the state schema, or of a table in it, is not trusted. Nothing was read."""
 
     schema: str
     server: str
@@ -785,7 +810,7 @@ class InstallBlocked(DatabaseFailure):
 
 
 class PayloadRefused(SqlQueueError):
-    """A receipt's or chunk's content differs from what was written. None of it was used."""
+    """The content of a receipt or chunk differs from what was written. None of it was used."""
 
     where: str
     reason: str
@@ -912,7 +937,7 @@ class StreamTakenOver(CheckpointFailure):
 
 
 class BadOffset(CheckpointFailure):
-    """An offset of the checkpoint cannot be read. Nothing was received by it."""
+    """An offset of the checkpoint cannot be read. Nothing was received."""
 
     reason: str
     template = (
@@ -922,7 +947,7 @@ class BadOffset(CheckpointFailure):
 
 
 class BadPlan(CheckpointFailure):
-    """A stored plan cannot be used. Nothing was received by it."""
+    """A stored plan cannot be used. Nothing was received."""
 
     batch: int
     stream: str | None
@@ -935,7 +960,7 @@ class BadPlan(CheckpointFailure):
 
 
 class StaleTask(CheckpointFailure):
-    """A task belongs to a batch that was acknowledged or returned. It must not use the queue."""
+    """A task belongs to a batch that was acknowledged or returned, so it received nothing."""
 
     task: int
     batch: int
@@ -1000,7 +1025,7 @@ class ChunksMissing(SqlQueueError):
 
 
 class NothingToSettle(SqlQueueError):
-    """A batch has no receipts to commit its sends with. Nothing was sent."""
+    """A batch has no receipts that could be settled together with its sends. Nothing was sent."""
 
     query: str | None
     schema: str

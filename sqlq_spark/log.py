@@ -1,4 +1,4 @@
-"""The package's logger, and warnings that a process gives once."""
+"""The package's logger, and warnings that a process logs only once."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import logging
 from functools import cache
 
 log = logging.getLogger("sqlq_spark")
-# Spark makes several readers and writers in one process: the same warning would come several times
+# Spark makes several readers and writers in one process. Each would log the same warning.
 warn_once = cache(log.warning)

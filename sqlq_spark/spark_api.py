@@ -1,15 +1,17 @@
 """
 What this package asks Spark, and the parts of pyspark that differ between the versions of Spark 4.
 
-Databricks Runtime has parts of newer Spark versions, so each part is looked up by name.
-Spark 4.0 lacks DataSourceStreamArrowWriter; 4.0 and 4.1 lack admission control, which
-is ReadLimit, `latestOffset(start, limit)` and more than one micro-batch for Trigger.AvailableNow.
+Databricks Runtime has parts of newer Spark versions, so each part is looked up by name. Spark 4.0
+lacks DataSourceStreamArrowWriter. Spark 4.0 and 4.1 lack admission control, which is ReadLimit,
+`latestOffset(start, limit)` and more than one micro-batch for Trigger.AvailableNow. Here are
+stand-ins of the classes that are missing. They are built as the classes of the newer Spark are.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark import TaskContext
@@ -33,10 +35,10 @@ except ImportError:
         datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter
     ):
         """
-        A stream's writer that is handed record batches by Spark 4.0 too.
+        A stream's writer that gets record batches from Spark 4.0 too.
 
-        The worker of 4.0 hands batches to each DataSourceArrowWriter, rows to others; a stream's
-        writer may be of both kinds there. Its commit and abort are a stream's.
+        The worker of 4.0 gives record batches to each DataSourceArrowWriter, and rows to other
+        writers. There a stream's writer may be of both kinds. Its commit and abort are a stream's.
         """
 
 
@@ -52,11 +54,14 @@ except ImportError:
     class ReadLimit:  # type: ignore[no-redef]
         """Stands for Spark 4.2's class, which this Spark does not ask for."""
 
+    @dataclass
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
-        """Stands for Spark 4.2's class."""
+        """Stands for Spark 4.2's class, and is built as that one."""
+
+        max_rows: int
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Stands for Spark 4.2's class."""
+        """Stands for Spark 4.2's class, which has no state of its own."""
 
 
 if TYPE_CHECKING:
@@ -65,10 +70,10 @@ if TYPE_CHECKING:
 
     from sqlq_spark.wire.rows import SparkBatch
 
-# names of pyspark that other modules take from here
+# Names of pyspark that other modules import from here.
 __all__ = ["DataSourceStreamArrowWriter", "ReadLimit", "ReadMaxRows", "SupportsTriggerAvailableNow"]
 
-# 4.2 names the time zone, older versions only say whether there is one, which is UTC
+# Spark 4.2 names the time zone. Older versions only say whether there is one, which is UTC.
 _ZONE: dict[str, Any] = (
     {"timezone": "UTC"}
     if "timezone" in inspect.signature(types.to_arrow_schema).parameters
@@ -77,13 +82,13 @@ _ZONE: dict[str, Any] = (
 
 
 TEXTS = (StringType, CharType, VarcharType)  # StringType also with a collation
-# metadata of a column that a table declares as CHAR(n) or VARCHAR(n), or with them inside; Spark
-# reads it as a string, unless spark.sql.preserveCharVarcharTypeInfo is set
+# The metadata with the declared type of a column that is, or contains, CHAR(n) or VARCHAR(n). Spark
+# reads such a column as a string, unless spark.sql.preserveCharVarcharTypeInfo is set.
 DECLARED = "__CHAR_VARCHAR_TYPE_STRING"
 
 
 def column_types(schema: StructType) -> dict[str, str]:
-    """Column → type, in Spark's words; every kind of text is `string`."""
+    """Return the columns with their types in Spark's words. Every kind of text is `string`."""
     return {field.name: _plain(field.dataType).simpleString() for field in schema}
 
 
@@ -91,8 +96,8 @@ def padded_texts(schema: StructType) -> frozenset[tuple[str, str]]:
     """
     Return the columns whose texts Spark fills up with blanks: those of CHAR(n).
 
-    Each comes with the part of the column that is padded: `key` or `value` of a map, else nothing.
-    An expression on such a column is a string, and INSERT into a table of this format is one too.
+    Each column comes with its part that is padded: `key` or `value` of a map, or "". An expression
+    on such a column is a string. In an INSERT into a table of this format the column is one too.
     """
     padded = set()
     for field in schema:
@@ -117,7 +122,7 @@ def _plain(kind: DataType) -> DataType:
 
 
 def current_batch() -> SparkBatch:
-    """What Spark calls the micro-batch of the task that runs here."""
+    """Return Spark's names of the micro-batch of the task that runs here."""
     from sqlq_spark.wire.rows import SparkBatch  # noqa: PLC0415 - loads pyarrow
 
     context = TaskContext.get()
@@ -126,7 +131,7 @@ def current_batch() -> SparkBatch:
     batch = context.getLocalProperty("streaming.sql.batchId")
     return SparkBatch(
         query_id=context.getLocalProperty("sql.streaming.queryId"),
-        # the runId of the query, unless a user's function names a group of its own
+        # It is the runId of the query, unless a user's function names a group of its own.
         run_id=context.getLocalProperty("spark.jobGroup.id"),
         number=None if batch is None else int(batch),
     )
@@ -138,16 +143,16 @@ def to_arrow_schema(schema: StructType) -> pa.Schema:
     return types.to_arrow_schema(StructType(fields), **_ZONE)
 
 
-# the program in which Spark 4.1 and later plan a read with filters
+# The program in which Spark 4.1 and later plan a read with filters.
 _PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 def pushes_filters() -> bool:
     """
-    Whether Spark plans a read with filters in this process.
+    Return whether Spark plans a read with filters in this process.
 
-    It starts that program only with `spark.sql.python.filterPushdown.enabled`. Without the setting
-    it refuses any reader that has `pushFilters`, so only this program may see such a one.
+    Spark starts that program only with `spark.sql.python.filterPushdown.enabled`. Without the
+    setting it refuses any reader that has `pushFilters`. So only that program may see such a one.
     """
     program = getattr(sys.modules["__main__"], "__spec__", None)
     return _PUSHDOWN in sys.modules or getattr(program, "name", None) == _PUSHDOWN

@@ -27,7 +27,7 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(each) for each in re.findall(r"\d+", version)[:2])
 
 
-def check(*packages: str) -> None:
+def check_versions(*packages: str) -> None:
     """
     Compare Python and these packages with what is needed.
 
@@ -35,15 +35,15 @@ def check(*packages: str) -> None:
         UnsupportedVersion: Python or one of these packages is too old.
         MissingPackage: one of them is missing.
     """
-    found = {"Python": ".".join(map(str, sys.version_info[:3]))}
+    versions = {"Python": ".".join(map(str, sys.version_info[:3]))}
     for package in packages:
-        # pyarrow takes 0.2 s to import, and Spark imports this package in processes without it
+        # To import pyarrow takes 0.2 s, and not every process of Spark needs it.
         loaded = sys.modules.get(package)
         try:
-            found[package] = str(loaded.__version__) if loaded else metadata.version(package)
+            versions[package] = str(loaded.__version__) if loaded else metadata.version(package)
         except metadata.PackageNotFoundError:
             raise MissingPackage(package=package, extra="spark") from None
-    for what, version in found.items():
+    for what, version in versions.items():
         needed = OLDEST[what]
         fix = f"Run: pip install '{what}>={needed}'"
         if what == "pyspark":

@@ -1,7 +1,8 @@
 """
-A PostgreSQL whose messages are German, from the system's packages; the embedded one has English.
+A PostgreSQL with German messages, from the system's packages. The embedded one has English.
 
-Debian has it in the packages `postgresql` and `locales`. `.ci/run` installs them where they lack.
+Debian has it in the packages `postgresql` and `locales`. `.ci/run` installs them if they are
+missing.
 """
 
 from __future__ import annotations
@@ -52,6 +53,6 @@ def german_server(programs: Path) -> Iterator[str]:
             patch.multiple(
                 embedded, Server=German, _programs=lambda: programs, _settings=lambda: settings
             ),
-            embedded.server(tcp=True) as made,
+            embedded.run_server(tcp=True) as made,
         ):
             yield made.url

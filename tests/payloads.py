@@ -1,4 +1,4 @@
-"""Payloads for tests: forged ones of any list and buffers, and one reader."""
+"""Payloads for tests: forged ones with any list and buffers, and a reader of a receipt's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def forged(
     columns: Sequence[object] = tuple(QUEUE_ROW.names),
     claims: dict[int, Any] | None = None,
 ) -> bytes:
-    """A payload of rows and the plain buffers of columns; of some `claims` says another size."""
+    """A payload of rows and the plain buffers of columns. `claims` states other sizes for some."""
     parts: list[bytes] = []
     listed: list[dict[str, Any]] = []
     for rows, buffers in batches:
@@ -42,6 +42,6 @@ def forged(
 
 
 def sealed(buffers: bytes, listed: object) -> bytes:
-    """Packed buffers with any list behind them."""
+    """Packed buffers with any list after them."""
     text = listed if isinstance(listed, bytes) else orjson.dumps(listed)
     return buffers + text + len(text).to_bytes(4, "little")

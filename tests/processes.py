@@ -1,4 +1,4 @@
-"""Processes of this machine, as /proc shows them; of one that has ended there is nothing to see."""
+"""Processes of this machine, as /proc shows them. One that has ended has nothing to show."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def below(pid: int) -> list[int]:
 
 
 def command(pid: int) -> str:
-    """The command line of a process; empty where it is gone."""
+    """The command line of a process, or nothing if it has ended."""
     with suppress(*GONE):
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     return ""
@@ -60,7 +60,7 @@ def send(pid: int, sign: signal.Signals) -> bool:
 
 
 def kill_session(process: subprocess.Popen[Any]) -> None:
-    """End all processes of a session at once; stopped first, so that none sees another die."""
+    """End all processes of a session at once. They are stopped first, so none sees another end."""
     for sign in (signal.SIGSTOP, signal.SIGKILL):
         for place in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -84,6 +84,6 @@ def inheriting(variable: str) -> dict[int, str]:
 
 
 def naming(path: Path) -> list[str]:
-    """The command lines that name a path, as that of a PostgreSQL whose data is there."""
+    """The command lines that name a path, as that of a PostgreSQL whose data is there does."""
     pids = (int(place.name) for place in Path("/proc").glob("[0-9]*"))
     return [line for line in map(command, pids) if str(path) in line]

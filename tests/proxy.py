@@ -1,4 +1,4 @@
-"""Servers of our own in front of PostgreSQL pass its messages on, and count or change them."""
+"""Our own servers in front of PostgreSQL. They pass messages on, and count or change them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Proxy:
 
 
 def moved(url: str, host: str, port: int, *parameters: str) -> str:
-    """The url with another host and port, other parameters, and the same login."""
+    """The url with another host and port, with other parameters, and with the same login."""
     parts = urlsplit(url)
     login = parts.netloc.rpartition("@")[0]
     query = "&".join(filter(None, parameters))
@@ -69,7 +69,7 @@ class Door(Proxy):
         super().__init__(url)
 
     def session(self, client: socket.socket) -> None:
-        """Answer the client's wish for TLS, and relay the rest."""
+        """Answer the client's request for TLS, and relay the rest."""
         start = client.recv(8, socket.MSG_WAITALL)
         if start[4:] == ASKED and self._context is not None:
             client.sendall(b"S")
@@ -92,7 +92,7 @@ class Door(Proxy):
 
 
 def pump(one: socket.socket, other: socket.socket) -> None:
-    """Hand on what comes, until the end of either."""
+    """Pass on what arrives, until either side ends."""
     with contextlib.suppress(OSError):
         while part := one.recv(65536):
             other.sendall(part)
@@ -103,7 +103,11 @@ def pump(one: socket.socket, other: socket.socket) -> None:
 def door(
     url: str, authority: trustme.CA | None, *names: str, clients: trustme.CA | None = None
 ) -> Iterator[Door]:
-    """Give a door with a certificate, or without TLS; `clients` issues those that clients need."""
+    """
+    Give a door with a certificate, or without TLS.
+
+    `clients` issues the clients' certificates.
+    """
     context = None
     if authority is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -127,7 +131,7 @@ def client_words(issuer: trustme.CA, user: str, folder: Path) -> list[str]:
 
 
 def through(url: str, made: Door, *parameters: str, host: str = HOST) -> str:
-    """The url of a server behind a door, which is found under the host's name."""
+    """The url of a server behind a door, which has the host's name."""
     return moved(url, host, made.port, *parameters, "hostaddr=127.0.0.1")
 
 
@@ -142,13 +146,13 @@ IDLE = b"I"  # of ReadyForQuery: no transaction is open
 
 
 def message(stream: BufferedReader) -> bytes:
-    """One message behind its kind: its length, itself included, and its text."""
+    """One message after the byte of its kind: its length, which counts itself, and its text."""
     head = stream.read(4)
     return head + stream.read(int.from_bytes(head) - 4)
 
 
 def error(text: str) -> bytes:
-    """A fatal error, as a pooler says it."""
+    """A fatal error in the form of a pooler."""
     said = f"SFATAL\0C08P01\0M{text}\0\0".encode()
     return b"E" + (len(said) + 4).to_bytes(4) + said
 
@@ -157,12 +161,12 @@ class Pooler(Proxy):
     """
     Lends a session from the begin of a transaction to its end.
 
-    Between transactions only whole statements may be sent, each in one message. It keeps the kinds
-    of all others, which a pooler would tear apart.
+    Between transactions only whole statements may be sent, each in one message. It records the
+    kinds of all others, which a pooler would spread over sessions.
     """
 
     def __init__(self, url: str, *, begins: bool, options: bool) -> None:
-        """Without `begins` a session is lent for a statement; without `options` none may come."""
+        """Refuse BEGIN without `begins`, and the options of a session without `options`."""
         self.refused = 0  # clients that brought options
         self.torn: list[bytes] = []
         self.whole = 0  # messages between transactions that are as they should be

@@ -1,5 +1,5 @@
 """
-The states of a receipt and the moves between them: what the model and the diagrams are compared to.
+The states of a receipt and the moves between them. The model compares all moves with them.
 
 The package refuses one move: a settled receipt is not returned.
 """

@@ -1,4 +1,4 @@
-"""A connection of the package whose statements a test watches, stops or breaks."""
+"""A connection of the package whose statements a test records, stops or breaks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ ANY: Any = object  # a recorded connection is passed on as a connection
 
 
 class RecordedConnection(ANY):  # type: ignore[misc]
-    """Hands everything on to a connection; a subclass says what happens around each statement."""
+    """
+    Passes everything on to a connection.
+
+    A subclass defines what happens around each statement.
+    """
 
     def __init__(self, inner: database.Connection) -> None:
         self.inner = inner
@@ -33,7 +37,7 @@ class RecordedConnection(ANY):  # type: ignore[misc]
         return call()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """The limit of a transaction is the connection's."""
+        """Set the limit of a transaction on the connection itself."""
         object.__setattr__(self.inner if name == "timeout" else self, name, value)
 
     def __getattr__(self, name: str) -> Any:
@@ -52,7 +56,7 @@ class HarshConnection(RecordedConnection):
     """Any error ends the whole transaction, as SQL Server does for one in a trigger."""
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
-        """As RecordedConnection."""
+        """Run the statement, and end the whole transaction after an error."""
         del statement
         try:
             return call()
@@ -64,9 +68,10 @@ class HarshConnection(RecordedConnection):
 
 class WaitingConnection(RecordedConnection):
     """
-    One step waits for tables that another session alters, as on SQL Server; it times out at once.
+    One step waits for tables that another session alters, as on SQL Server, and times out at once.
 
-    The step is a look, a comparison of addresses, or an insert. No right of a sender locks a table.
+    The step is a look, a comparison of addresses, or an insert. No right of a sender locks a
+    table.
     """
 
     def __init__(self, inner: database.Connection, altered: str, step: str) -> None:
@@ -76,14 +81,14 @@ class WaitingConnection(RecordedConnection):
         self.step = step
 
     def around(self, statement: str, call: Any) -> Any:
-        """As RecordedConnection."""
+        """Run the statement, or time out if it is the one that waits."""
         given = call.keywords.get("places", "") if statement == "table_owners" else str(call.args)
         if statement == self.step and self.altered in given:
             self.time_out(statement)
         return call()
 
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
-        """As the connection."""
+        """Compare addresses, or time out if this is the step that waits."""
         if self.step == "identities" and any(self.altered == each.table for each in addresses):
             self.time_out("table_owners")
         return self.inner.identities(addresses)

@@ -1,4 +1,4 @@
-"""A login whose password the server changes, and the function that gives the last one."""
+"""A login whose password changes, and the function that gives the published password."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CREDENTIALS = "tests.rotation:password"  # Spark's workers import it too
 
 
 def password(url: str) -> str:
-    """Give the password that was published last, and note the call; the url names its file."""
+    """Return the password that was published last, and record the call. The url names its file."""
     file = Path(parse_qs(urlsplit(url).query)["passfile"][0])
     with file.with_name("calls").open("a", encoding="utf-8") as calls:
         calls.write(f"{os.getpid()} {url}\n")
@@ -39,7 +39,7 @@ class Rotation:
 
     @property
     def url(self) -> str:
-        """The place's url with this login and without a password; libpq reads no such file."""
+        """The place's url with this login and without a password. It names no file of passwords."""
         parts = urlsplit(self.place.url)
         query = f"passfile={quote(str(self.folder / 'password'), safe='')}"
         place = f"{self.user}@{parts.netloc.rpartition('@')[2]}"
@@ -57,14 +57,14 @@ class Rotation:
         return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
     def change(self) -> str:
-        """Let the server accept another password only, as long as a token and not published yet."""
+        """Set another password, as long as a token, on the server. It is not published yet."""
         self.passwords.append(f"pA55 &w%rd'@/:{secrets.token_hex(1000)}")
         role, text = sql.Identifier(self.user), sql.Literal(self.passwords[-1])
         self.place.connection.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(role, text))
         return self.passwords[-1]
 
     def publish(self) -> None:
-        """Let the function give the password that the server accepts."""
+        """Let the function return the password that the server accepts."""
         (self.folder / "new").write_text(self.passwords[-1], encoding="utf-8")
         (self.folder / "new").replace(self.folder / "password")
 
@@ -84,7 +84,7 @@ class Rotation:
 
 @contextmanager
 def rotation(place: Place, folder: Path) -> Iterator[Rotation]:
-    """Give a login with the rights of the place's, whose first password the function gives."""
+    """Give a login with the rights of the place's login. The function gives its first password."""
     made = Rotation(place, folder)
     role, owner = sql.Identifier(made.user), sql.Identifier(urlsplit(place.url).username or "")
     place.connection.execute(sql.SQL("CREATE ROLE {} LOGIN IN ROLE {}").format(role, owner))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from sqlq_spark.admin.script import Roles, endpoint, of_domain, script
+from sqlq_spark.admin.script import Roles, endpoint, of_domain, write_script
 from sqlq_spark.options.names import names_of
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.dialects import DIALECTS
@@ -22,7 +22,7 @@ def golden(dialect: str) -> str:
     shop = endpoint(
         url, "Shop.Orders", instances=["web1"], error="error", audit="audit", delayed=True
     )
-    return script(
+    return write_script(
         shop,
         state=state,
         subscriptions=QueueAddress("SubscriptionRouting", names_of(url).default_schema),

@@ -30,7 +30,7 @@ ONLY = "one_database"  # the marker of tests that no other database can run
 
 @cache
 def has_sqlserver() -> bool:
-    """Whether there is a SQL Server, or a Docker engine, which has a second to answer."""
+    """Return whether there is a SQL Server, or a Docker engine, which has a second to answer."""
     if named := os.environ.get(VARIABLE):
         return named != "none"
     try:
@@ -42,7 +42,7 @@ def has_sqlserver() -> bool:
 
 @contextmanager
 def sqlserver() -> Iterator[str]:
-    """Give the url of a SQL Server's database; tests that start one accept its license."""
+    """Give the url of a SQL Server's database. Tests that start one accept its license."""
     if named := os.environ.get(VARIABLE):
         yield named
         return
@@ -61,7 +61,7 @@ def sqlserver() -> Iterator[str]:
 
 
 def of_another(item: pytest.Item) -> bool:
-    """Whether a test is marked for another database than the one that it would get."""
+    """Return whether a test is marked for another database than the given one."""
     mark = item.get_closest_marker(ONLY)
     given = getattr(item, "callspec", None)
     dialect = given.params.get("dialect") if given else None

@@ -33,13 +33,13 @@ TABLE = re.compile(
 
 @cache
 def parser() -> Linter:
-    """Return a parser of T-SQL; making one takes a while."""
+    """Return a parser of T-SQL, which takes a while to make."""
     return Linter(dialect="tsql")
 
 
 @cache
 def parse(sql: str) -> Any:
-    """Parse a text once for all tests; what the parser does not know is left out."""
+    """Parse a text once for all tests. Clauses that the parser does not know are left out."""
     return parser().parse_string(UNKNOWN.sub("", sql) + "\n")
 
 
@@ -69,7 +69,7 @@ def commas(segments: list[Any]) -> int:
 
 
 def readpast_is_shared(text: Text) -> Iterator[str]:
-    """A join skips the locked rows of all its tables, or of none: else it waits for a row."""
+    """A join skips the locked rows of all its tables, or of none. Otherwise it waits for a row."""
     for clause in text.all("from_clause"):
         elements = clause.recursive_crawl(
             "from_expression_element", no_recursive_seg_type=["select_statement"]
@@ -81,7 +81,7 @@ def readpast_is_shared(text: Text) -> Iterator[str]:
 
 
 def hints_agree(text: Text) -> Iterator[str]:
-    """A table has one isolation, one granularity, no hint twice, and READPAST where it may."""
+    """A table has one isolation and one granularity. No hint is there twice, and READPAST fits."""
     for hints in re.findall(r"WITH \(([A-Z, ]+)\)", text.sql):
         given = hints.split(", ")
         groups = [{*ISOLATION}, GRANULARITY]
@@ -94,7 +94,7 @@ def hints_agree(text: Text) -> Iterator[str]:
 
 
 def insert_has_its_columns(text: Text) -> Iterator[str]:
-    """As many values as columns."""
+    """An INSERT has as many values as columns."""
     for insert in text.all("insert_statement"):
         parts = {each.get_type(): each for each in code(insert)}
         wanted = commas(code(parts["bracketed"])) + 1 if "bracketed" in parts else 0
@@ -109,7 +109,7 @@ def insert_has_its_columns(text: Text) -> Iterator[str]:
 
 
 def output_has_its_columns(text: Text) -> Iterator[str]:
-    """As many values as columns, where OUTPUT goes into a table."""
+    """An OUTPUT into a table has as many values as columns."""
     for output in text.all("output_clause"):
         parts = code(output)
         into = [at for at, each in enumerate(parts) if each.raw.upper() == "INTO"]
@@ -147,12 +147,12 @@ OF_SERVER = re.compile(r"\bsys\.(?:databases|dm_\w+)(?:\s*\([^)]*\))?\s+AS\s+(\w
 
 
 def function_name(segment: Any) -> str:
-    """The name of a function in upper case; empty for what is none."""
+    """The name of a function in upper case, or nothing for any other element."""
     return code(segment)[0].raw.upper() if segment.is_type("function") else ""
 
 
 def results(segment: Any) -> list[Any]:
-    """The parts of an expression that its result may be made of: a condition has none."""
+    """The parts of an expression that its result may consist of. A condition has none."""
     parts = code(segment)
     words = {each.raw.upper() for each in parts}
     if any(each.is_type("comparison_operator") for each in parts) or words & CONDITIONS:
@@ -176,7 +176,7 @@ def without_collation(segment: Any) -> Iterator[str]:
 
 def unions_have_a_collation(text: Text) -> Iterator[str]:
     """
-    Each column of each branch has COLLATE: else two collations meet, an error at ORDER BY.
+    Each column of each branch has COLLATE. Otherwise two collations meet at ORDER BY.
 
     Names of a database and of its server differ, and so do some columns of one view.
     """
@@ -187,7 +187,7 @@ def unions_have_a_collation(text: Text) -> Iterator[str]:
 
 
 def names_of_the_server_have_a_collation(text: Text) -> Iterator[str]:
-    """In a CONCAT, where names of the database or texts of the script may stand beside them."""
+    """Names of the server have COLLATE in a CONCAT, beside names of a database or of the script."""
     for query in text.all("select_statement"):
         clauses = code(query)
         aliases = {
@@ -220,7 +220,7 @@ def unquoted(segment: Any) -> Iterator[str]:
 
 
 def executed_names_are_quoted(text: Text) -> Iterator[str]:
-    """Whoever may create a schema chooses its name; `selftest` executes it, or a DBA does."""
+    """A name that `selftest` or a DBA executes is quoted. Any creator of a schema chose it."""
     for item in text.all("select_clause_element"):
         if STATEMENT.search(item.raw) and "SELECT" not in item.raw:
             yield from unquoted(item)

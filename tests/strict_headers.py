@@ -1,4 +1,4 @@
-"""A strict reader of one header text: what a .NET endpoint cannot read is poison."""
+"""A strict reader of one header text. What a .NET endpoint cannot read is poison."""
 
 import json
 import re
@@ -8,7 +8,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def loads(text: str | None) -> dict[str, str | None]:
-    """Read a JSON object of strings and nulls, by any writer; ValueError for any other text."""
+    """Read a JSON object of strings and nulls, by any writer. Any other text is a ValueError."""
     found = _DECODER.decode(text) if text else {}
     if not isinstance(found, dict):
         raise ValueError("not an object")  # noqa: TRY004 - of the text
@@ -16,7 +16,7 @@ def loads(text: str | None) -> dict[str, str | None]:
 
 
 def read_strictly(text: str | None) -> dict[str, str | None] | None:
-    """Read headers; None for poison."""
+    """Read headers, or return None for poison."""
     try:
         return loads(text)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
 """
-What users see, each line a fact and what it is true of.
+What users see. Each line is a fact, and what has it.
 
-    python tests/surface.py > tests/golden/surface.txt
+python tests/surface.py > tests/golden/surface.txt
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import sys
 from collections import defaultdict
 from contextlib import redirect_stdout
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
 from unittest.mock import patch
@@ -25,12 +24,12 @@ from conftest import placed
 
 import sqlq_spark
 from sqlq_spark import functions, testing
-from sqlq_spark.admin import watch
+from sqlq_spark.admin import stats
 from sqlq_spark.cli import main, options
 from sqlq_spark.options import SourceOptions
+from sqlq_spark.receive.batch import Offset
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import Offset
-from sqlq_spark.receive.receipts import Acknowledged
+from sqlq_spark.receive.receipts import Closed, QueueOutcome
 from sqlq_spark.testing import plugin
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ LINES = '{"body": "4"}\n{"body": "5", "delay": "01:00:00"}\n'
 
 
 def facts(server: str) -> list[str]:
-    """All facts, each with what it is true of; the commands run on a PostgreSQL server."""
+    """All facts, each with what has it. The commands run on a PostgreSQL server."""
     parts = of_metrics(), of_commands(), of_exports()
     found: defaultdict[str, set[str]] = defaultdict(set)
     for fact, owner in chain(*parts, of_json(server)):
@@ -53,15 +52,16 @@ def facts(server: str) -> list[str]:
 def of_metrics() -> Facts:
     """Names in `sources[].latestOffset` of a stream's progress, and those for Prometheus."""
     options = SourceOptions.parse({"url": "postgresql://host/shop", "queues": "a, b"})
-    driver, its = StreamDriver(options, lambda: 0.0, lambda *_: None), Acknowledged(batch=1)
-    last = replace(its, queues={options.names[0]: its})
-    driver._note(Offset(stream="s", batch=1), last)  # noqa: SLF001 - as if it was acknowledged
+    driver = StreamDriver(options, lambda: 0.0, lambda *_: None)
+    outcome = QueueOutcome(options.names[0], 1, 0, 1, 0, 0, 0, None, None)
+    last = Closed(1, (outcome,))
+    driver.memory = driver.memory.close(Offset(stream="s", batch=1), last, options)
     yield from keys("metrics", driver.report())
-    yield from (("gauges of stats --openmetrics", its) for its, _ in watch.GAUGES.values())
+    yield from (("gauges of stats --openmetrics", its) for its, _ in stats.GAUGES.values())
 
 
 def keys(place: str, value: object) -> Facts:
-    """The keys of a JSON value and of all in it, by where they are."""
+    """The keys of a JSON value and of all values in it, by their paths."""
     if isinstance(value, list):
         for each in value:
             yield from keys(f"{place}[]", each)
@@ -86,7 +86,7 @@ def of_commands() -> Facts:
 
 
 def of_json(server: str) -> Facts:
-    """Keys that each command prints with --json, and how it ends."""
+    """The keys that each command prints with --json, and its exit code."""
     with placed(server) as place:
         words = prepare(place)
         for name, call in CALLS.items():
@@ -96,7 +96,7 @@ def of_json(server: str) -> Facts:
 
 
 def run(url: str, *words: str) -> tuple[object, list[Any]]:
-    """Run one command in this process; its exit code and what it printed."""
+    """Run one command in this process. Return its exit code and what it printed."""
     stdin = io.TextIOWrapper(io.BytesIO(LINES.encode()))
     with (
         patch.dict(os.environ, SQLQUEUE_URL=url),

@@ -1,4 +1,4 @@
-"""Addresses: whatever a name holds, it is read back as it was, and never leaves its quotes."""
+"""Addresses: any name is read back as it was, and never leaves its quotes."""
 
 import re
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Parse = Callable[[str], QueueAddress]
 
 
 def names(*, utf8: int = 10_000, utf16: int = 10_000) -> st.SearchStrategy[str]:
-    """Any legal name of at most so many bytes or units."""
+    """Any legal name of at most so many bytes or UTF-16 units."""
     return st.text(CHARACTERS, min_size=1, max_size=128).filter(
         lambda name: len(name.encode()) <= utf8 and len(name.encode("utf-16-le")) <= 2 * utf16
     )
@@ -77,7 +77,7 @@ def test_an_address_is_split_outside_its_quotes_or_refused() -> None:
 
 
 def test_an_address_of_sqlserver_for_a_user_and_in_a_message() -> None:
-    """The table has brackets only if it could not be given back; in a message seldom even then."""
+    """The table has brackets where it could not be read back. In a message it seldom has them."""
     for address, printed, canonical in (
         (("Shop.Orders", None, "shop"), "Shop.Orders@[dbo]@[shop]", "Shop.Orders@[dbo]@[shop]"),
         (("my]table", "a]b", "c@d"), "my]table@[a]]b]@[c@d]", "my]table@[a]]b]@[c@d]"),
@@ -126,7 +126,7 @@ def test_no_name_leaves_its_quotes(postgresql: QueueAddress, sqlserver: QueueAdd
 
 
 def test_no_identifier_is_written_that_no_parser_would_accept() -> None:
-    """The longest queue's `.Delayed` has 63 bytes; an address of SQL Server is refused, not cut."""
+    """The longest queue's `.Delayed` has 63 bytes. SQL Server's addresses are refused, not cut."""
     assert POSTGRESQL.quote_address(QueueAddress("o" * 55 + ".Delayed"))
     with pytest.raises(BadAddress, match="64 UTF-8 bytes where 63"):
         POSTGRESQL.quote_address(QueueAddress("o" * 64))
@@ -140,7 +140,7 @@ def test_no_identifier_is_written_that_no_parser_would_accept() -> None:
 
 @given(st.text(st.sampled_from('a.,"[]@ \n\0\ud800'), max_size=12))
 def test_any_text_is_an_address_or_refused_with_its_reason(text: str) -> None:
-    """Nothing a message holds makes the parser fail in another way, or not end."""
+    """No text of a message makes the parser fail in another way, or run for ever."""
     writes = (POSTGRESQL.print_address,) * 2 + (
         SQLSERVER.canonical_address,
         SQLSERVER.print_address,
@@ -168,7 +168,7 @@ def test_any_text_is_an_address_or_refused_with_its_reason(text: str) -> None:
 def test_a_list_of_canonical_addresses_is_split_as_it_was_joined(
     postgresql: list[QueueAddress], sqlserver: list[QueueAddress]
 ) -> None:
-    """As options and the row of a stream hold them, whatever their names contain."""
+    """Options and the row of a stream hold such lists, with names of any characters."""
     mine = [POSTGRESQL.print_address(address) for address in postgresql]
     others = [SQLSERVER.print_address(address) for address in sqlserver]
 
@@ -185,7 +185,7 @@ SQLSERVER_LISTS = {
 
 
 def test_a_list_of_sqlserver_is_split_outside_brackets_in_one_pass() -> None:
-    """They open where a name begins and behind an at sign; a million characters are no matter."""
+    """Brackets open where a name begins, and after an at sign. A million characters are quick."""
     for part in ("@[", "a,[", "]]", "@[]]", "a, @[]", " "):
         assert SQLSERVER.split_list("[" + part * (1_000_000 // len(part)) + "x")
     for names, expected in SQLSERVER_LISTS.items():

@@ -1,4 +1,4 @@
-"""Pure rules of commands and browses: an endpoint's queues, filters, the report's page."""
+"""Rules of commands and browses without IO: an endpoint's queues, filters, the report's page."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import datasource as filters
 
-from sqlq_spark.admin import report, watch
-from sqlq_spark.admin.inspect import Delayed, Depth, Stream
-from sqlq_spark.admin.problems import Finding
+from sqlq_spark.admin import report, stats
+from sqlq_spark.admin.queue_checks import Finding
+from sqlq_spark.admin.queue_sizes import Delayed, Depth
 from sqlq_spark.admin.script import endpoint
+from sqlq_spark.admin.state_tables import Stream
 from sqlq_spark.errors import BadOption
 from sqlq_spark.receive.browse import ALL
 from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
@@ -70,7 +71,7 @@ def conditions(column: tuple[str], values: st.SearchStrategy[Any]) -> st.SearchS
 def test_what_is_selected_and_left_to_spark_is_what_was_asked(
     asked: list[Any], rows: list[tuple[int, str]]
 ) -> None:
-    """For every row: selected, and passed by the filters that are left."""
+    """A row is selected and passes the rest exactly if it passes all that was asked."""
     wanted, left = ALL, []
     for kind, column, value in asked:
         wanted, done = wanted.narrow(getattr(filters, kind)(column, value))
@@ -101,12 +102,12 @@ def page(name: str) -> str:
         Depth(queue=name + str(number or ""), messages=5000 - number, **sizes)
         for number in range(15)
     ]
-    queues = [watch.QueueLook(depth=depth, **more) for depth in depths]
+    queues = [stats.QueueLook(depth=depth, **more) for depth in depths]
     stream = Stream(name, name, 3, 100, 0, 0, 0, NOW, NOW - timedelta(hours=3), 2, 40, lag=5040)
     group = {"exception": name, "messages": 9, "queues": {name: 9}, "first": NOW, "last": None}
     groups = [group | {"example": f"{name} was not there"}, group | {"example": None}]
     failures = [{"queue": name, "messages": 20_010, "read": 20_000, "groups": groups}]
-    look = watch.Look(at=NOW, queues=queues, streams=[stream])
+    look = stats.Look(at=NOW, queues=queues, streams=[stream])
     return report.write_page("postgresql://127.0.0.1/shop", look, failures)
 
 
@@ -122,7 +123,7 @@ class Tags(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note it."""
+        """Record the tag."""
         self.names.add(tag)
         self.attributes += attrs
 
@@ -141,7 +142,7 @@ def test_a_page_has_no_script_and_fetches_nothing_whatever_the_names_are() -> No
 
 
 def test_a_text_holds_nothing_that_is_not_seen() -> None:
-    """Neither control characters, nor those that turn a line round; a file can hold it."""
+    """It has no control character, and none that turns a line round. A file can hold it."""
     for text in ("\x1b[2J", "\u202egpj.exe", "\ud800", "\0", "a\nb"):
         shown = page(text)
 

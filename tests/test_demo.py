@@ -1,4 +1,4 @@
-"""The demo as a user runs it, and its server: nothing of them stays behind, however they end."""
+"""The demo as a user runs it, and its server. Nothing of them is left, however they end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pytest
 from processes import inheriting, naming
 from waiting import PATIENCE, until
 
-from sqlq_spark.demo import Result, count
+from sqlq_spark.demo import Counts, count_ids
 from sqlq_spark.errors import MissingPackage
 from sqlq_spark.testing import embedded
 
@@ -39,7 +39,7 @@ main()
 
 
 def environ(**more: str) -> dict[str, str]:
-    """The environment of a user who set nothing."""
+    """The environment of a user who has set no variable."""
     return {name: text for name, text in os.environ.items() if name[:8] != "PYSPARK_"} | more
 
 
@@ -51,7 +51,7 @@ def demo(*words: str, **more: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Give a folder that `pgserver` may enter; pytest's own are closed to it."""
+    """Give a folder that `pgserver` may enter, because it may not enter pytest's own."""
     made = Path(tempfile.mkdtemp(prefix="sqlq-keep-"))
     made.chmod(0o711)
     yield made
@@ -61,7 +61,7 @@ def folder() -> Iterator[Path]:
 @pytest.mark.spark
 @pytest.mark.faults
 def test_the_demo_loses_nothing_and_repeats_nothing(folder: Path) -> None:
-    """A kill, every message once; the kept folder holds the table."""
+    """One kill happens, and every message comes once. The kept folder holds the table."""
     words = ("demo", "--messages", "4000", "--keep", str(folder))
     done = demo(sys.executable, "-c", KILLED_ONCE, *words)
 
@@ -75,7 +75,7 @@ def test_the_demo_loses_nothing_and_repeats_nothing(folder: Path) -> None:
 
 
 def spark_of(mark: str) -> bool:
-    """Whether a process with a mark in its environment is Spark's."""
+    """Whether a process with this mark in its environment is Spark's."""
     return "SparkSubmit" in str(inheriting(mark))
 
 
@@ -83,7 +83,7 @@ def spark_of(mark: str) -> bool:
 @pytest.mark.faults
 @pytest.mark.skipif(not Path("/proc").exists(), reason="looks for processes in /proc")
 def test_nothing_stays_behind_when_the_demo_is_stopped(folder: Path) -> None:
-    """No process, no server, no file, whatever the stop."""
+    """No process, server or file is left after SIGINT or SIGKILL."""
     endings = {"one": (signal.SIGINT, 130), "two": (signal.SIGKILL, -9)}
     marks = {name: f"{name}-{secrets.token_hex(8)}" for name in endings}
     processes = {
@@ -108,14 +108,14 @@ def test_nothing_stays_behind_when_the_demo_is_stopped(folder: Path) -> None:
 
 
 def test_a_result_is_good_only_if_every_message_came_once() -> None:
-    """The count finds what is lost, repeated and strange; any wrong figure is exit 1."""
-    counted = count(["a", "b", "b", "b", "x", None], ["a", "b", "c"])
+    """The count finds lost, repeated and unknown messages. Any wrong figure is exit code 1."""
+    counted = count_ids(["a", "b", "b", "b", "x", None], ["a", "b", "c"])
     assert counted == {"received": 6, "lost": 1, "repeated": 1, "strange": 2}
     more = {"kills": 2, "sent_each_second": 1, "received_each_second": 1, "sent": 5, "received": 5}
     figures = dict.fromkeys(("lost", "repeated", "strange", "left"), 0) | more
-    assert Result(**figures).good
+    assert Counts(**figures).good
     for wrong in ("lost", "repeated", "strange", "left", "received"):
-        assert not Result(**figures | {wrong: 1}).good
+        assert not Counts(**figures | {wrong: 1}).good
 
 
 # ----- the embedded server ---------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_a_result_is_good_only_if_every_message_came_once() -> None:
 OWNER = """
 import sys, time
 from sqlq_spark.testing import embedded
-with embedded.server(keep=sys.argv[1] if len(sys.argv) > 1 else None) as server:
+with embedded.run_server(keep=sys.argv[1] if len(sys.argv) > 1 else None) as server:
     print(server.home, server.url, flush=True)
     time.sleep(600)
 """
@@ -136,7 +136,7 @@ def owner(*words: str, **more: str) -> subprocess.Popen[str]:
 
 
 def left(home: Path) -> list[str]:
-    """What is left of a server: its folder, and processes that name it."""
+    """What is left of a server: its folder, and processes that name the folder."""
     return [*([str(home)] if home.exists() else []), *naming(home)]
 
 
@@ -151,9 +151,9 @@ def one(url: str, text: str) -> object:
 
 
 def test_a_server_syncs_to_disk_and_every_login_needs_the_password() -> None:
-    """Over TCP and on its socket, beside another one; what is committed outlives a crash."""
+    """The password is asked for over TCP and on the socket. What is committed outlives a crash."""
     modes: tuple[Literal["fast", "immediate"], ...] = ("fast", "immediate")
-    with embedded.server(tcp=True) as other, embedded.server(tcp=True) as server:
+    with embedded.run_server(tcp=True) as other, embedded.run_server(tcp=True) as server:
         names = ("fsync", "synchronous_commit", "timezone")
         assert [one(server.url, f"SHOW {name}") for name in names] == ["on", "on", "UTC"]
         name = 'a "b"/c?d=é-😀'
@@ -181,7 +181,7 @@ def test_a_server_syncs_to_disk_and_every_login_needs_the_password() -> None:
 
 @pytest.mark.faults
 def test_nothing_is_left_of_a_killed_owner_but_kept_data(folder: Path) -> None:
-    """However the owner ends, its server stops and its folder goes; a second owner is refused."""
+    """Any signal may end the owner, and its server stops. A second owner is refused."""
     signs = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
     owners = [owner() for _ in signs[1:]] + [owner(str(folder))]
     homes, url = [], ""
@@ -195,9 +195,9 @@ def test_nothing_is_left_of_a_killed_owner_but_kept_data(folder: Path) -> None:
 
     for gone in homes:
         until(partial(left, gone), [])
-    with embedded.server(folder) as server:
+    with embedded.run_server(folder) as server:
         refused = pytest.raises(embedded.ServerFailed, match=r"postmaster\.pid")
-        with refused, embedded.server(folder):
+        with refused, embedded.run_server(folder):
             pass
         assert one(server.url, "SELECT a FROM t") == 7
     assert f":{server.password}@" in url  # that of the last owner
@@ -222,5 +222,5 @@ def test_without_the_wheel_the_error_names_the_extra(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
 
     wanted = r"pip install 'sqlq-spark\[demo\]'"
-    with pytest.raises(MissingPackage, match=wanted), embedded.server():
+    with pytest.raises(MissingPackage, match=wanted), embedded.run_server():
         pass

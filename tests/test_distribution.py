@@ -24,7 +24,7 @@ BUILD = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.
 
 
 def run(program: str, *words: str, folder: Path = ROOT) -> list[str]:
-    """Run Python in a process of its own; the lines that it printed."""
+    """Run Python in a process of its own. Return the lines that it printed."""
     command = [sys.executable, "-c", program, *words]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -32,7 +32,7 @@ def run(program: str, *words: str, folder: Path = ROOT) -> list[str]:
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
-    """Built from the source distribution: statements and the mark of typing, no test, no job."""
+    """It has statements and py.typed, and no test and no job."""
     tree, folder = tmp_path / "tree", tmp_path / "dist"
     ignored = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info")
     shutil.copytree(ROOT / "sqlq_spark", tree / "sqlq_spark", ignore=ignored)
@@ -65,11 +65,11 @@ def test_the_oldest_versions_are_those_of_the_project(monkeypatch: pytest.Monkey
     bounds = dict(each.split(">=") for each in needed)
     stated = {name: bounds[name] for name in ("pyspark", "pyarrow")}
     assert {"Python": PROJECT["requires-python"].removeprefix(">="), **stated} == versions.OLDEST
-    versions.check("pyspark", "pyarrow")
+    versions.check_versions("pyspark", "pyarrow")
 
     monkeypatch.setattr(sys, "version_info", (3, 10, 13, "final", 0))
     with pytest.raises(ImportError, match=r"needs Python 3\.11 or newer, but found 3\.10\.13\. "):
-        versions.check()
+        versions.check_versions()
 
 
 def test_each_entry_names_the_version_that_is_too_old() -> None:

@@ -1,4 +1,4 @@
-"""What every error has: its facts as fields, which mypy checks, and a text that names them."""
+"""All errors: their facts are fields, which mypy checks, and their texts name the facts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mypy import api
 
 import sqlq_spark
 from sqlq_spark import errors
-from sqlq_spark.admin.problems import Finding
+from sqlq_spark.admin.queue_checks import Finding
 from sqlq_spark.database import MEANINGS, Place
 from sqlq_spark.database.postgresql import errors as postgresql
 from sqlq_spark.database.sqlserver import errors as sqlserver
@@ -46,7 +46,7 @@ def named_facts(kind: type[SqlQueueError]) -> set[str]:
 
 
 def test_the_fields_of_an_error_are_the_facts_of_its_text() -> None:
-    """A class that only groups others has neither; the root's text is its reason."""
+    """A class that only groups others has neither. The root's text is its reason."""
     for kind in error_classes():
         fields = kind.fields()
 
@@ -56,7 +56,7 @@ def test_the_fields_of_an_error_are_the_facts_of_its_text() -> None:
 
 
 def test_an_error_keeps_its_facts_between_sparks_processes() -> None:
-    """With the notes that were added to it."""
+    """The notes that were added to it stay too."""
     for kind in error_classes():
         error = kind.from_facts(dict.fromkeys(kind.fields(), 4))
         vars(error).setdefault("reason", 4)
@@ -85,7 +85,7 @@ def test_no_fact_of_an_error_writes_a_line_of_its_own() -> None:
 def test_no_argument_of_a_log_line_writes_a_line_of_its_own(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Names of queues, and what a finding says."""
+    """Arguments are names of queues, and the texts of findings."""
     logging.getLogger("sqlq_spark").warning("queue %s has %d messages", "a\nERROR b\x1b[2J", 3)
 
     assert caplog.messages == ["queue a·ERROR b·[2J has 3 messages"]
@@ -104,7 +104,7 @@ def test_no_argument_of_a_log_line_writes_a_line_of_its_own(
     ],
 )
 def test_a_line_break_in_quotes_ends_no_statement(fix: str, lines: list[str]) -> None:
-    """Quotes of both databases, and of a shell; what is not closed stays one line."""
+    """Quotes are those of databases and shells. One that is not closed stays one line."""
     found = Finding(name="x", severity="error", found="x", fix=fix)
 
     assert found.fix_lines == lines
@@ -130,7 +130,7 @@ PLANTED = {
 
 
 def test_mypy_finds_a_wrong_fact(tmp_path: Path) -> None:
-    """One that is missing, unknown, of another type, or read by another name."""
+    """The fact is missing, unknown, of another type, or read by another name."""
     planted = tmp_path / "planted.py"
     planted.write_text("\n".join(["from sqlq_spark.errors import *", *PLANTED]))
 
@@ -150,7 +150,7 @@ QUEUE = QueueAddress("orders", "public")
 
 
 def place_of(statement: str, queue: QueueAddress | None = None) -> Place:
-    """Where an error comes from."""
+    """The place of an error."""
     return Place(server="db", state="sqlqueue", target="t", statement=statement, queue=queue)
 
 
@@ -193,7 +193,7 @@ CASES: list[tuple[type[errors.DatabaseFailure], Place, type[errors.DatabaseFailu
 def test_what_a_code_means_depends_on_the_statement(
     kind: type[errors.DatabaseFailure], place: Place, meaning: type[errors.DatabaseFailure]
 ) -> None:
-    """The same code is of a queue, of a state table, or of what a trigger does."""
+    """One code may be about a queue, about a state table, or about what a trigger does."""
     found = place.error(kind, "the server's words", code="42")
 
     assert type(found) is meaning

@@ -24,13 +24,13 @@ TIMES = {
 
 
 def test_what_endpoints_wrote_is_read_and_written_byte_for_byte() -> None:
-    """All headers in their order, every time, the one lifetime, and each address."""
+    """Headers keep their order. Every time, lifetime and address is written back the same."""
     assert dumps({"a/b": None, "emoji": "🚀"}) == r'{"a\/b":null,"emoji":"\uD83D\uDE80"}'
     for case in golden():
         read = {name: value or "" for name, value in loads(case.headers).items()}
         assert dumps(read) == case.headers
         for name in TIMES & read.keys():
-            assert wire.wire_time(wire.parse_wire_time(read[name])) == read[name]
+            assert wire.format_wire_time(wire.parse_wire_time(read[name])) == read[name]
         for name in {wire.REPLY_TO_ADDRESS, wire.FAILED_Q} & read.keys():
             assert POSTGRESQL.print_address(POSTGRESQL.parse_address(read[name])) == read[name]
         if lifetime := read.get(wire.TIME_TO_BE_RECEIVED):
@@ -69,7 +69,7 @@ def test_text_is_escaped_as_the_9_1_writer_does(character: str) -> None:
 @example({"a": "1", "__type": "x", "b": "2"})
 @example({"__type": None})
 def test_any_headers_are_read_back_as_they_were(headers: dict[str, str | None]) -> None:
-    """In their order, but that the name on which old endpoints fail is written last."""
+    """They keep their order, but old endpoints fail if `__type` is first, so it moves."""
     written = dumps(headers)
 
     order = [*headers]
@@ -90,13 +90,13 @@ NO_TIMES = [
 
 @given(st.datetimes(timezones=st.just(UTC)))
 def test_a_time_is_written_in_utc_and_read_back(moment: datetime) -> None:
-    """To the microsecond, behind a colon; without a zone, or in another form, it is refused."""
+    """Microseconds follow a colon. A time without a zone, or in another form, is refused."""
     local = datetime(2026, 6, 30, 19, 5, 9, 42, timezone(timedelta(hours=2)))
 
-    assert wire.parse_wire_time(wire.wire_time(moment)) == moment
-    assert wire.wire_time(local) == "2026-06-30 17:05:09:000042 Z"
+    assert wire.parse_wire_time(wire.format_wire_time(moment)) == moment
+    assert wire.format_wire_time(local) == "2026-06-30 17:05:09:000042 Z"
     with pytest.raises(ValueError, match="has no zone"):
-        wire.wire_time(moment.replace(tzinfo=None))
+        wire.format_wire_time(moment.replace(tzinfo=None))
     for text in NO_TIMES:
         with pytest.raises(BadWireTime, match=f"time {re.escape(repr(text))} .* expected yyyy-"):
             wire.parse_wire_time(text)
@@ -120,7 +120,7 @@ SPANS = {
 
 
 def test_a_span_is_milliseconds_or_refused() -> None:
-    """With the reason why no endpoint could pass it on."""
+    """The error says why no endpoint could pass the span on."""
     for text, expected in SPANS.items():
         if isinstance(expected, int):
             assert wire.parse_span(text) == expected
@@ -134,7 +134,7 @@ def test_a_span_is_milliseconds_or_refused() -> None:
 @example(1500)
 @example(86_400_000)
 def test_a_span_is_written_as_dotnet_writes_it_and_read_back(milliseconds: int) -> None:
-    """No days and no fraction where there are none; a fraction has seven digits."""
+    """Days and a fraction are written only if they are not zero. A fraction has seven digits."""
     written = wire.format_span(milliseconds)
 
     days, rest = divmod(milliseconds, 86_400_000)
@@ -163,7 +163,7 @@ FULL_NAMES = {
 
 
 def test_a_full_name_ends_at_the_first_comma_outside_brackets() -> None:
-    """A hundred thousand of any mark take one pass; one over the rest at each would take hours."""
+    """A hundred thousand marks take one pass. A search from each mark would take hours."""
     assert {name: wire.full_name(name) for name in FULL_NAMES} == FULL_NAMES
     for text in ("[" * 10**5, "]" * 10**5, "[]" * 10**5, "\\" * 10**5, "," * 10**5):
         assert text.startswith(wire.full_name(text))
@@ -171,14 +171,14 @@ def test_a_full_name_ends_at_the_first_comma_outside_brackets() -> None:
 
 @given(st.lists(MARKED.map(str.strip).filter(lambda t: wire.topic_problem(t) is None), max_size=5))
 def test_topics_that_fit_come_back_from_their_header(topics: list[str]) -> None:
-    """So that none of them can pass for two; blank ones do not count, but in an option."""
+    """No topic can count as two. Blank ones are left out, but not those of an option."""
     assert wire.split_types(wire.SEPARATOR.join(topics)) == topics
     assert wire.split_types(" ; ;") == wire.split_types(None) == []
     assert wire.split_names(f"Shop.Placed, {GENERIC},,") == ["Shop.Placed", GENERIC, "", ""]
 
 
 def test_a_blank_counts_only_outside_of_the_arguments_of_a_generic_type() -> None:
-    """There stand the assemblies of the arguments. A tab and a line break are blanks too."""
+    """Arguments have blanks before their assemblies. A tab and a line break are blanks too."""
     blanks = ["Shop.Placed, Shop", " A", "A ", "A\tB", "A\n", f"{GENERIC} ", "A]] B", "A\\[ B]"]
     none = ["Shop.Placed", GENERIC, "A`1[[B, C]],D`1[[E, F]]", r"A\ B", ""]
     assert [*map(wire.has_blank, blanks + none)] == [True] * len(blanks) + [False] * len(none)

@@ -1,4 +1,4 @@
-"""Jobs without Spark: settings, what is refused, what is blanked, names of tables, exit codes."""
+"""Jobs without Spark: settings, refused ones, hidden secrets, names of tables, exit codes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ from sqlq_spark.errors import QueueNotFound
 from sqlq_spark.jobs import runner as job
 from sqlq_spark.jobs import settings as job_settings
 from sqlq_spark.jobs import streams
-from sqlq_spark.jobs.error_triage import Settings
-from sqlq_spark.jobs.queue_to_delta import OTHER, application, table_name
+from sqlq_spark.jobs.error_triage import TriageSettings
+from sqlq_spark.jobs.queue_to_delta import OTHER, QueueToDeltaSettings, application, table_name
 from sqlq_spark.jobs.settings import BadSettings
-from sqlq_spark.options import SinkOptions
+from sqlq_spark.options import SinkOptions, SourceOptions
 
 ROOT = Path(__file__).parent.parent
 JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
@@ -38,15 +38,15 @@ WORDS = ["--url", URL, *REST]
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No url and no password but the test's own."""
+    """Remove url and password from the environment, except the test's own."""
     for name in ("SQLQUEUE_URL", "SQLQUEUE_PASSWORD", "PGPASSWORD"):
         monkeypatch.delenv(name, raising=False)
 
 
-def loaded(*words: str, kind: Any = Settings) -> Any:
+def loaded(*words: str, kind: Any = TriageSettings) -> Any:
     """The settings of a command line, where the secret scope has a password."""
     with mock.patch.object(job_settings, "secret", lambda *name: "/".join(name)):
-        return job_settings.load("Do it.", kind, words)[0]
+        return job_settings.load_settings("Do it.", kind, words)[0]
 
 
 def file(folder: Path, text: str) -> str:
@@ -57,14 +57,14 @@ def file(folder: Path, text: str) -> str:
 
 
 def refused(*words: str) -> str:
-    """What is said of a command line that is wrong."""
+    """The error of a wrong command line."""
     with pytest.raises(BadSettings) as error:
         loaded(*words)
     return str(error.value)
 
 
 def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
-    """What neither gives is the default; a table of the file is a flag that is repeated."""
+    """What neither gives is the default. A table of the file is a flag that can be repeated."""
     own = f'url = "{URL}"\nerror_queue = "a"\ntable = "t"\ngroups = "x"\nlimit = 7\n'
     table = '[source]\npeekDelay = "1s"\nlimit = 3\nfailOnDataLoss = false\n'
     path = file(tmp_path, f"{own}retention_days = 1\n{table}")
@@ -79,7 +79,7 @@ def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
 
 
 def test_all_that_is_wrong_is_listed_at_once(tmp_path: Path) -> None:
-    """Each by its name, with what was found and what was expected."""
+    """Each line has the name, what was found and what was expected."""
     path = file(tmp_path, 'tabel = "a"\nlimit = 0\nretention_days = "much"\ngroups = ["x"]\n')
 
     said = refused("--settings", path, "--trigger", "soon", "--source", "peekDelay")
@@ -101,7 +101,7 @@ def test_all_that_is_wrong_is_listed_at_once(tmp_path: Path) -> None:
 
 
 def test_where_a_password_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The url, the file, the environment, ours first, or the secret scope of Databricks."""
+    """It is in the url, the file, the environment, or a secret scope of Databricks."""
     scope = ["--secret-scope", "shop", "--secret-key", "db"]
     given, other = file(tmp_path, 'password = "of the file"'), "sqlserver://spark@localhost/shop"
     passwords = [loaded("--url", BARE, *REST, *scope).password]
@@ -128,11 +128,11 @@ SECRETS = [
 
 
 def test_no_secret_is_shown(tmp_path: Path) -> None:
-    """Not of the url, not of a table, not by repr, not in an error."""
+    """A url, a table, a repr and an error hide the password."""
     for url in SECRETS:
         path = file(tmp_path, f'password = "s3cret"\nurl = "{url}"\n[source]\nx = "{url}"\n')
         made = loaded("--settings", path, *REST)
-        said = {name: job_settings.show(name, each) for name, each in vars(made).items()}
+        said = {name: job_settings.show_value(name, each) for name, each in vars(made).items()}
 
         assert "s3cret" not in str(said) + repr(replace(made, source={}))
         assert sorted(name for name in said if "***" in said[name]) == ["password", "source", "url"]
@@ -142,11 +142,11 @@ def test_no_secret_is_shown(tmp_path: Path) -> None:
         error = refused("--settings", file(tmp_path, wrong))
         assert "s3cret" not in error
         assert "password in" in error
-    assert job_settings.show("source", {"Password": "s3cret"}) == "***"
+    assert job_settings.show_value("source", {"Password": "s3cret"}) == "***"
 
 
 def test_an_option_that_is_not_passed_is_named_with_its_table() -> None:
-    """Before Spark starts."""
+    """The error comes before Spark starts."""
     for title, name, said in (
         ("source", "peekDelays", "not known: did"),
         ("source", "Queue", "set by the job"),
@@ -154,13 +154,13 @@ def test_an_option_that_is_not_passed_is_named_with_its_table() -> None:
         ("sink", "checkpointLocation", "set by the job"),
     ):
         more: dict[str, Any] = {title: {name: "x"}}
-        made = Settings(url=URL, error_queue="a", table="t", **more)
+        made = TriageSettings(url=URL, error_queue="a", table="t", **more)
         with pytest.raises(BadSettings, match=rf"setting {name} in \[{title}\] is {said}"):
-            made.raw_options(title, queue="a")
+            made.raw_options(title, made, queue="a")
 
 
 def test_an_error_is_one_sentence() -> None:
-    """Ours in one sentence, also where only Spark's text of it is left; others by their name."""
+    """Our errors have one sentence, also within Spark's text. Others have their name."""
     ours = QueueNotFound(queue='"public"."Orders"', server="localhost")
     spark = RuntimeError(
         "[STREAM_FAILED] Query terminated: Traceback (most recent call last):\n"
@@ -168,20 +168,20 @@ def test_an_error_is_one_sentence() -> None:
     )
     named = RuntimeError("see sqlq_spark.options.parse: it fails\nmore")
 
-    assert job.sentence(ours) == job.sentence(spark) == str(ours)
-    assert job.sentence(named) == "RuntimeError: see sqlq_spark.options.parse: it fails"
+    assert job.describe_failure(ours) == job.describe_failure(spark) == str(ours)
+    assert job.describe_failure(named) == "RuntimeError: see sqlq_spark.options.parse: it fails"
     java = RuntimeError("An error occurred while calling o1.start.\n: a.B: [LOG] no\n\tat a.C")
-    assert job.sentence(java) == "RuntimeError: a.B: [LOG] no"
-    assert job.sentence(KeyError()) == "KeyError: without a message"
+    assert job.describe_failure(java) == "RuntimeError: a.B: [LOG] no"
+    assert job.describe_failure(KeyError()) == "KeyError: without a message"
 
 
 def test_the_totals_are_the_last_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As JSON; a job that looks ends by 1 when it found something."""
+    """They are JSON. A job that looks for problems ends with exit code 1 if it found one."""
     monkeypatch.setattr(streams, "session", lambda *_: nullcontext())
     for found, code in ((0, 0), (3, 1)):
-        made = job.Job("", Settings, lambda *_, found=found: {"found": found})
+        made = job.Job("", TriageSettings, lambda *_, found=found: {"found": found})
         assert made.main([*WORDS, "--checkpoint", "/c"]) == code
         said = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert said["found"] == found
@@ -198,7 +198,7 @@ def test_no_character_of_the_totals_ends_a_job(monkeypatch: pytest.MonkeyPatch) 
         job.print_line("łódź")
         return {"queue": "łódź"}
 
-    assert job.Job("", Settings, run).main([*WORDS, "--checkpoint", "/c"]) == 0
+    assert job.Job("", TriageSettings, run).main([*WORDS, "--checkpoint", "/c"]) == 0
 
     line, totals = out.getvalue().splitlines()
     assert line.decode("cp1252") == r"\u0142ód\u017a"
@@ -206,14 +206,14 @@ def test_no_character_of_the_totals_ends_a_job(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_settings_in_conf_fit_their_job() -> None:
-    """Each stands there, be it as a comment, but login and log level; so does the tested Delta."""
+    """Each one is there, maybe as a comment, except login and log level. Delta's version fits."""
     for name in JOBS:
-        path, kind = ROOT / "conf" / f"{name}.toml", module(name).Settings
-        made, _ = job_settings.load("", kind, ["--settings", str(path)])
+        path, kind = ROOT / "conf" / f"{name}.toml", module(name).main.kind
+        made, _ = job_settings.load_settings("", kind, ["--settings", str(path)])
 
         assert made.options()
         listed = re.findall(r"^(?:# )?\[?(\w+)(?: =|\])", path.read_text("utf-8"), re.MULTILINE)
-        missing = {each.name for each in fields(kind)} - {*listed, "log_level"}
+        missing = {each.name for each in job_settings.settings_of(kind)} - {*listed, "log_level"}
         assert [each for each in missing if not each.endswith(("user", "password"))] == [], name
     spark = ".".join(version("pyspark").split(".")[:2])
     delta = f"io.delta:delta-spark_{spark}_2.13:{version('delta-spark')}\n"
@@ -233,7 +233,7 @@ def test_the_bundle_gives_each_job_what_it_takes() -> None:
         words = [
             re.sub(r"\$\{var\.(\w+)\}", lambda its: str(VARIABLES[its[1]]), it) for it in given
         ]
-        found = loaded(*words, kind=module(name).Settings)
+        found = loaded(*words, kind=module(name).main.kind)
         assert found.options()
         checkpoints.add(getattr(found, "checkpoint", None))
     assert len(checkpoints) == len(JOBS)  # maintenance has none
@@ -243,9 +243,9 @@ def test_the_bundle_gives_each_job_what_it_takes() -> None:
 
 
 def tables(**more: Any) -> Any:
-    """Settings of queue_to_delta."""
+    """TriageSettings of queue_to_delta."""
     given = {"url": "postgresql:///s", "queues": "q", "table": "t", "checkpoint": "c"}
-    return module("queue_to_delta").Settings(**given | more)
+    return QueueToDeltaSettings(**given | more)
 
 
 ERROR = {"error_queue": "error"}
@@ -270,7 +270,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 def test_settings_that_do_not_go_together() -> None:
-    """Each is named, with what is expected."""
+    """The error names each of them, with what is expected."""
     for given, expected in REFUSED:
         with pytest.raises(BadSettings, match=re.escape(expected)):
             tables(**given)
@@ -293,7 +293,7 @@ def test_a_schema_of_a_file_and_where_failures_go(tmp_path: Path) -> None:
 
 @drawn(st.text(st.characters(exclude_categories=[]), max_size=300))
 def test_a_name_of_a_table_is_harmless(message_type: str) -> None:
-    """Letters, digits and underscores, of bounded length, and never that of the rest."""
+    """It is short, has letters, digits and underscores, and is not the name of the rest."""
     name = table_name(message_type)
 
     assert re.fullmatch(r"[a-z0-9_]{8,69}", name)
@@ -301,7 +301,7 @@ def test_a_name_of_a_table_is_harmless(message_type: str) -> None:
 
 
 def test_what_looks_alike_is_kept_apart() -> None:
-    """Types, where names of tables ignore case; writes by stream, share, rules and schema."""
+    """Names of tables ignore case. Writes differ by stream, share, rules and schema."""
     types = ["Shop.Placed", "shop.placed", "Shop_Placed", "Shop`Placed", "../Shop.Placed", "Ü", ""]
     rules: list[dict[str, Any]] = [
         {},
@@ -319,3 +319,19 @@ def test_what_looks_alike_is_kept_apart() -> None:
     assert len({table_name(each).lower() for each in types}) == len(types)
     assert len(known) == 2 * len(writes)
     assert application("1", "x", one) == application("1", "x", other)
+
+
+@pytest.mark.parametrize(
+    ("given", "limit"), [({}, 256 << 20), ({"MAXMESSAGEBYTES": "512m"}, 512 << 20)]
+)
+def test_the_only_limit_of_error_triage_is_that_of_messages(
+    given: dict[str, str], limit: int
+) -> None:
+    """It follows maxMessageBytes in the table of options, in upper or lower case."""
+    settings = TriageSettings(
+        url="postgresql://host/shop", error_queue="error", table="t", checkpoint="c", source=given
+    )
+    options = SourceOptions.parse(settings.read())
+
+    assert (options.max_header_bytes, options.max_message_bytes) == (limit, limit)
+    assert not options.limits_headers

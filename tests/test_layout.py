@@ -1,4 +1,4 @@
-"""What can be seen without running: imports, statements, tables of options."""
+"""Checks of the source without running it: imports, statements, tables of options."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from pages.page import table
 
 from sqlq_spark import errors
+from sqlq_spark.database.looks import SAMPLED
 from sqlq_spark.database.postgresql import rows as postgresql
 from sqlq_spark.database.sqlserver import calls as sqlserver
 from sqlq_spark.database.statements import StatementName
@@ -40,7 +41,7 @@ ENTRIES = {"__init__", "__main__"}  # what a user imports or runs: they see ever
 
 
 def test_imports_run_one_way() -> None:
-    """A module imports from its own package and from the floors below; each package has a floor."""
+    """A module imports from its own package and from lower floors. Each package has a floor."""
     wrong = []
     for path, nodes in TREES.items():
         home, names = path.parts[0].removesuffix(".py"), set()
@@ -71,7 +72,7 @@ def words_of(nodes: list[ast.AST], *, is_command: bool = False) -> Iterator[tupl
     """
     The texts and names of a module's code, by line, without docstrings.
 
-    With `is_command` docstrings of functions count: they are what `--help` prints.
+    With `is_command` docstrings of functions count, because `--help` prints them.
     """
     kinds = (
         (ast.Module, ast.ClassDef) if is_command else (ast.Module, ast.ClassDef, ast.FunctionDef)
@@ -91,7 +92,7 @@ def words_of(nodes: list[ast.AST], *, is_command: bool = False) -> Iterator[tupl
 
 
 def test_only_a_dialect_names_its_database() -> None:
-    """Other code asks the connection or its names, by what every dialect has."""
+    """Other code asks the connection or its names, by methods that every dialect has."""
     wrong = [
         f"{path}:{line}: {word}"
         for path, nodes in TREES.items()
@@ -104,7 +105,7 @@ def test_only_a_dialect_names_its_database() -> None:
 
 
 def test_a_name_of_one_database_is_found() -> None:
-    """In a text, a part of one, a name, an attribute and an import; not in a docstring."""
+    """It may be in a text, a name, an attribute or an import, but a docstring may have it."""
     planted = {
         "if name == 'sqlserver': pass": True,
         "text = f'on PostgreSQL {x}'": True,
@@ -155,6 +156,16 @@ def test_a_call_gives_what_its_statement_takes() -> None:
         assert bound - own <= given, name
 
 
+@pytest.mark.parametrize(("texts", "limit"), [(POSTGRESQL, "LIMIT"), (SQLSERVER, "TOP")])
+def test_the_sample_has_as_many_messages_as_the_search_for_large_ones_assumes(
+    texts: dict[str, str], limit: str
+) -> None:
+    """A large message is looked for only if it may be among the SAMPLED lowest ones."""
+    found = re.findall(rf"{limit} \(?(\d+)", texts["sample"])
+
+    assert found[0] == str(SAMPLED)
+
+
 # ----- errors in transactions -------------------------------------------------------------------
 
 # An error of a statement undoes the transaction. So where one does not end its function, what it
@@ -164,15 +175,15 @@ UNDONE_WHOLE = {"transaction", "attempt"}
 OF_ROWS = {"StateOfOther", "TableRefused"}
 # functions that no transaction is open around
 OUTSIDE = {
-    "admin/checks.py of_state",
-    "admin/problems.py blockers",
+    "admin/doctor.py of_state",
+    "admin/queue_checks.py blockers",
     "cli/main.py main",
     "cli/sending.py insert",
     "database/schema.py _create",
     "datasource/__init__.py streamReader",
     "datasource/write.py discard",
     "jobs/maintenance.py run",
-    "send/delayed.py _move",
+    "receive/due.py _move",
     "send/insert.py send_in_transaction",
 }
 
@@ -194,7 +205,7 @@ def of_statements(node: ast.AST | None) -> set[str]:
 
 
 def opens(*nodes: ast.AST) -> bool:
-    """Whether some items or statements open what an error undoes."""
+    """Whether some items or statements open a transaction or an attempt."""
     items = (item for node in nodes for item in ast.walk(node) if isinstance(item, ast.withitem))
     return any(is_call(item, UNDONE_WHOLE) for item in items)
 
@@ -206,7 +217,7 @@ def is_call(node: ast.AST, names: set[str]) -> bool:
 
 
 def goes_on(node: ast.AST) -> bool:
-    """Whether a `try` or `with` goes on after an error of a statement that may have undone more."""
+    """Whether a `try` or `with` continues after an error that may have undone more."""
     if isinstance(node, ast.Try):
         suppress = [not isinstance(each.body[-1], ast.Raise) for each in node.handlers]
         caught = [of_statements(each.type) for each in node.handlers]
@@ -219,13 +230,13 @@ def goes_on(node: ast.AST) -> bool:
 
 
 def suppressed(tree: ast.AST) -> set[str]:
-    """The functions in which an error of a statement is suppressed so."""
+    """The functions that suppress an error of a statement in this way."""
     functions = (each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef))
     return {each.name for each in functions if any(map(goes_on, ast.walk(each)))}
 
 
 def test_no_error_is_suppressed_in_a_transaction_that_goes_on() -> None:
-    """On each database it undoes the transaction: what follows is not in it."""
+    """On each database the error undoes the transaction, so what follows would not be in it."""
     found = {
         f"{path} {name}" for path, text in SOURCES.items() for name in suppressed(ast.parse(text))
     }
@@ -234,7 +245,7 @@ def test_no_error_is_suppressed_in_a_transaction_that_goes_on() -> None:
 
 
 def test_an_error_that_is_suppressed_is_found() -> None:
-    """In a `with` and by an `except`; not around a whole transaction or an attempt."""
+    """A `with` and an `except` count, but not around a whole transaction or an attempt."""
     planted = {
         "with suppress(errors.SubscriptionsNotFound): f()": True,
         "with transaction(c), suppress(QueueNotFound): f()": True,
@@ -265,7 +276,7 @@ def rows(table_id: str) -> dict[str, str]:
     ("table_id", "options"), [("read-options", SourceOptions), ("write-options", SinkOptions)]
 )
 def test_the_tables_name_every_option(table_id: str, options: type[DatabaseOptions]) -> None:
-    """With its default."""
+    """The default in the table is that of the code."""
     found = rows(table_id)
     fields = {each.metadata["option"]: each for each in option_fields(options)}
     fields.pop("checkpointLocation", None)  # Spark's own

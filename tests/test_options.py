@@ -1,8 +1,9 @@
-"""Options without Spark: what they mean, what cannot be meant, and what gives the password."""
+"""Options without Spark: their meaning, typos and other mistakes, and what gives the password."""
 
 from __future__ import annotations
 
 import pickle
+import re
 import sys
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,18 @@ import stamina
 
 from sqlq_spark import errors
 from sqlq_spark.cli.options import Shared
+from sqlq_spark.database import tokens
 from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.postgresql.url import Target
-from sqlq_spark.database.sessions import ATTEMPTS, StateSession, ask_password, log_in
+from sqlq_spark.database.sessions import ATTEMPTS, Session, StateSession, ask_credential
 from sqlq_spark.datasource import DefaultSource
-from sqlq_spark.errors import BadOption, MisplacedOption, MissingOption, OptionOfOtherSource
+from sqlq_spark.errors import (
+    BadInput,
+    BadOption,
+    MisplacedOption,
+    MissingOption,
+    OptionOfOtherSource,
+)
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions, Trusted
 from sqlq_spark.options.names import names_of, other_password_variables
@@ -57,7 +65,7 @@ def test_queues_are_separated_by_commas_outside_quotes() -> None:
 
 
 def test_the_largest_message_is_what_the_database_can_be_sent() -> None:
-    """On SQL Server in base64, as a part of one text of at most 2**30 - 1 characters."""
+    """On SQL Server the message is base64 in one text of at most 2**30 - 1 characters."""
     for url, size in ((URL, "1000m"), (SQLSERVER_URL, "512m")):
         options = parse(url=url, queue="orders", maxMessageBytes=size)
         assert options.max_message_bytes == names_of(url).largest_message
@@ -75,7 +83,7 @@ CALLBACKS: list[tuple[dict[str, str], list[int | None]]] = [
 
 
 def test_an_instances_callbacks_are_read_by_one_task() -> None:
-    """A queue named as another of its schema, a dot and more; unless the user says how many."""
+    """Such a queue has another one's name, a dot and more. A number in the options wins."""
     for raw, most in CALLBACKS:
         options = parse(**raw)
         assert [options.most_tasks(each) for each in options.addresses] == most
@@ -149,7 +157,7 @@ REFUSED: list[tuple[Any, dict[str, str], type[Exception], str]] = [
 
 
 def test_an_option_that_cannot_be_meant_is_refused_with_what_is_expected() -> None:
-    """It says why, and where the option belongs, before anything connects; no password is shown."""
+    """The error says why, before anything connects, and shows no password."""
     for kind, raw, error, sentence in REFUSED:
         given = {"url": URL, "queue": "orders"} | raw
         with pytest.raises(error, match=sentence) as refused:
@@ -157,8 +165,42 @@ def test_an_option_that_cannot_be_meant_is_refused_with_what_is_expected() -> No
         assert "hush" not in str(refused.value)
 
 
+OF_WRITES = {"intent", "timeToBeReceived"}
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("peekDelay", "10ms", "is '10ms': expected a time of at least 100ms, as 1s"),
+        ("maxMessagesPerTrigger", "1e5", "is '1e5': expected a whole number of at least 1"),
+        ("maxBytesPerTrigger", "0", "is '0': expected bytes, at least 1, as 67108864 or 64m"),
+        ("queryTimeout", "0s", "is '0s': expected a time from 1s to 1d, as 30s"),
+        ("transactionMode", "scope", "is 'scope': expected receiveOnly or none"),
+        ("purgeOnStartup", "yes", "is 'yes': expected true or false"),
+        ("errorQueue", " ", "is ' ': expected a queue's name"),
+        ("queue", "🚀" * 14, f"is '{'🚀' * 14}': expected"),
+        ("intent", "Shout", "is 'Shout': expected Send, Publish or Reply"),
+        ("timeToBeReceived", "-00:00:01", "is '-00:00:01': expected hh:mm:ss, at most 24.20:31:23"),
+        ("maxmessagespertriger", "5", "is not known: did you mean maxMessagesPerTrigger?"),
+        ("url", "host=db password=hush", "is '…': expected postgresql://user@host:5432/database"),
+    ],
+)
+def test_the_error_of_a_bad_option_says_what_is_expected(
+    option: str, value: str, sentence: str
+) -> None:
+    """
+    A typo in a name or a value is refused.
+
+    Names that are less alike may be of Spark's sources.
+    """
+    kind = SinkOptions if option in OF_WRITES else SourceOptions
+
+    with pytest.raises(BadInput, match=re.escape(f"option {option} {sentence}")):
+        kind.parse({"url": URL, "queue": "orders", "header": "json"} | {option: value})
+
+
 def test_the_options_of_a_table_are_refused_by_their_names() -> None:
-    """Spark adds `provider` and `owner`; no value is in the error, for one may be a password."""
+    """Spark adds `provider` and `owner`. The error has no value, because one may be a password."""
     given = {"url": URL, "password": "hush", "queue": "orders", "owner": "lake"}
     table = {f"option.{name}": given[name] for name in ("url", "password", "queue")}
     with pytest.raises(errors.OptionsOfTable, match="options password, queue, url:") as refused:
@@ -171,7 +213,7 @@ def test_the_options_of_a_table_are_refused_by_their_names() -> None:
 @pytest.mark.parametrize("kind", [SourceOptions, SinkOptions])
 @pytest.mark.parametrize(("server", "schema"), [("postgresql", "public"), ("sqlserver", "dbo")])
 def test_options_travel_to_executors(kind: Kind, server: str, schema: str) -> None:
-    """Pickled options are equal; their repr hides the password. What Spark adds is accepted."""
+    """A copy is equal, and its repr hides the password. Options that Spark adds are accepted."""
     raw = {"password": "hush", "allowedDestinations": "orders, Shop.*", "queue": "Shop"}
     sparks = {"path": "Shop", "paths": "[]", "checkpointLocation": "/c", "mergeSchema": "x"}
     options = kind.parse({"url": f"{server}://host/shop", **raw, **sparks})
@@ -200,7 +242,7 @@ COMPLETED = {
 def test_a_password_of_the_environment_is_added_to_a_url_without_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of either database, unless a function gives one; the options never show it."""
+    """A function that gives the password wins, and the options never show it."""
     assert Shared(url=URL).database().url == URL
     monkeypatch.setenv("SQLQUEUE_PASSWORD", "hush&;1")
     for url, added in COMPLETED.items():
@@ -212,7 +254,7 @@ def test_a_password_of_the_environment_is_added_to_a_url_without_one(
 
 
 def test_what_is_of_another_database_is_known() -> None:
-    """By the url's scheme, in any case, PGPASSWORD; by its notation, an address."""
+    """The scheme of a url decides about PGPASSWORD, and the notation about an address."""
     assert names_of("POSTGRES://host/shop") is POSTGRESQL
     others = [other_password_variables(url) for url in (URL, SQLSERVER_URL, "")]
     assert others == [set(), {"PGPASSWORD"}, {"PGPASSWORD"}]
@@ -236,7 +278,7 @@ FAULTS: list[tuple[type[errors.DatabaseFailure], dict[str, Any], int]] = [
 
 
 def test_a_fault_that_may_pass_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing else is."""
+    """No other fault is tried again."""
     session = StateSession(parse(queue="q"), "test")
     monkeypatch.setattr(session, "open", lambda: None)
     with stamina.set_testing(testing=True, attempts=ATTEMPTS, cap=True):  # no pauses
@@ -271,7 +313,7 @@ def fails(url):
 
 @pytest.fixture(autouse=True)
 def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Modules with functions of many kinds, no client of another test, and no region."""
+    """Make modules with functions of many kinds, and forget other tests' clients and regions."""
     (tmp_path / "shop_login.py").write_text(MODULE, encoding="utf-8")
     (tmp_path / "broken_login.py").write_text(f'raise ValueError("{SECRET}")', encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
@@ -279,7 +321,7 @@ def _modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "PGUSER", "PGHOST", "PGPORT"):
         monkeypatch.delenv(name, raising=False)
     drivers.aws_client.cache_clear()
-    drivers.azure_credential.cache_clear()
+    tokens.azure_credential.cache_clear()
 
 
 BESIDE = "expected no password beside it"
@@ -293,12 +335,14 @@ PASSWORDS: list[tuple[dict[str, str], str]] = [
     ({"url": "postgresql://bo:s3cret@db/shop"}, BESIDE),
     ({"url": "postgresql://db/shop?p%61ssword=s3cret"}, BESIDE),
     ({"password": SECRET}, BESIDE),
-    ({"url": "sqlserver://bo@db/shop"}, "authentication=ActiveDirectoryDefault"),
+    ({"url": "sqlserver://bo:s3cret@db/shop", "credentials": "login:f"}, BESIDE),
+    # RDS has no tokens for SQL Server
+    ({"url": "sqlserver://db/shop"}, "azure or package.module:function, because SQL Server"),
 ]
 
 
 def test_a_password_in_it_or_beside_it_is_refused() -> None:
-    """And not shown."""
+    """The error does not show the password."""
     for raw, expected in PASSWORDS:
         with pytest.raises(BadOption, match=expected) as caught:
             DatabaseOptions.parse({"url": LOGIN, "credentials": "aws"} | raw)
@@ -324,20 +368,33 @@ def test_what_gives_no_password_is_an_error_without_its_text() -> None:
     """The error says what was found instead, or the class and the line of what was raised."""
     for text, said in WRONG.items():
         with pytest.raises((BadOption, errors.CredentialsFailed), match=said) as caught:
-            ask_password(LOGIN, text)
+            ask_credential(LOGIN, text)
 
         assert text in str(caught.value)
         assert isinstance(caught.value, errors.CredentialsFailed) == text.endswith("fails")
         assert SECRET not in "".join(traceback.format_exception(caught.value))
-    # the function gets the url as the user wrote it
-    found = urlsplit(log_in(f"{LOGIN}?sslmode=require", "shop_login:given"))
-    password = "p&a=s s/db.example/shop?sslmode=require"  # noqa: S105
-    assert parse_qs(found.query) == {"sslmode": ["require"], "password": [password]}
-    assert log_in(LOGIN, None) == LOGIN
+
+
+@pytest.mark.parametrize("given", [{}, {"credentials": "shop_login:given"}])
+def test_a_function_gets_the_url_as_the_user_wrote_it(
+    given: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its password is a part of the url that connects, and of no name of the server."""
+    written = f"{LOGIN}?sslmode=require"
+    connect = Mock(side_effect=InterruptedError)
+    monkeypatch.setattr(drivers, "open_session", connect)
+
+    with pytest.raises(InterruptedError):
+        Session(DatabaseOptions.parse({"url": written, **given}), "test").open()
+
+    url, server, *_ = connect.call_args.args
+    password = {"password": ["p&a=s s/db.example/shop?sslmode=require"]} if given else {}
+    assert parse_qs(urlsplit(url).query) == {"sslmode": ["require"], **password}
+    assert "p&a" not in server
 
 
 def test_a_token_of_aws_is_for_one_host_and_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As libpq reads them; a missing package is named with its extra."""
+    """Host and user are read as libpq reads them. A missing package is named with its extra."""
     for url, expected in {
         "postgresql://b%40o:x@db/shop": ("db", "5432", "b@o"),
         "postgresql://a@[2001:db8::1]:8/shop?user=bo": ("2001:db8::1", "8", "bo"),
@@ -351,23 +408,23 @@ def test_a_token_of_aws_is_for_one_host_and_user(monkeypatch: pytest.MonkeyPatch
         "postgresql://a.eu-central-1.rds.amazonaws.com/shop": "expected the user in the url",
     }.items():
         with pytest.raises(BadOption, match=said):
-            ask_password(url, "aws")
+            ask_credential(url, "aws")
     for service, module in (("aws", "boto3"), ("azure", "azure.identity")):
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(errors.MissingPackage, match=rf"pip install 'sqlq-spark\[{service}\]'"):
-            ask_password(RDS, service)
+            ask_credential(RDS, service)
 
 
 def test_a_kept_connection_is_not_that_of_another_function() -> None:
-    """Nor that of a login without the option."""
+    """A login without the option does not get it either."""
     given: list[dict[str, str]] = [{}, {"credentials": "aws"}, {"credentials": "login:f"}]
     options = [DatabaseOptions.parse({"url": LOGIN, **each}) for each in given]
 
-    assert len({StateSession(each, "test", worker=True)._key for each in options}) == 3  # noqa: SLF001
+    assert len({StateSession(each, "test", keep_connection=True)._key for each in options}) == 3  # noqa: SLF001
 
 
 def test_a_pattern_fits_part_by_part() -> None:
-    """Of allowedDestinations: any text for `*`, one character for `?`; a bracket is a character."""
+    """In allowedDestinations `*` is any text, `?` one character, and a bracket a character."""
     listed = QueueAddress("Shop.*", "sales"), QueueAddress("[a]?", "sales", "other")
     trusted = Trusted(allowed=listed)
 

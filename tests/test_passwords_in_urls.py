@@ -1,4 +1,4 @@
-"""A password that someone puts into any place of a url is in no output; no server is needed."""
+"""A password at any place of a url is in no output. No server is needed."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ PASSWORDS = st.text(st.sampled_from("xz79 ;&=?#/@:%'\"\\ß[]{}<>$"), min_size=1,
 
 def errors_of(url: str) -> str:
     """What a read, a write, their session and a job's dry run print, log and raise for a url."""
-    shown = [settings.show("url", url), settings.show("source", {"url": url})]
+    shown = [settings.show_value("url", url), settings.show_value("source", {"url": url})]
     with logged() as log:
         for kind in (SourceOptions, SinkOptions):
             try:
@@ -125,7 +125,7 @@ def lines_with(password: str, text: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No password of this machine, and no pause."""
+    """Remove the url and passwords of this machine, and give commands a line to read."""
     for name in ("SQLQUEUE_URL", "SQLQUEUE_PASSWORD", "PGPASSWORD", "PGSSLMODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -138,7 +138,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @example(place="postgresql://127.0.0.1:{0}/shop", password="pA55@55Ap", is_coded=False)  # noqa: S106
 @example(place="sqlserver://127.0.0.1:{0}/shop", password="pA55@55Ap", is_coded=False)  # noqa: S106
 def test_no_error_and_no_line_shows_a_password(place: str, password: str, is_coded: bool) -> None:  # noqa: FBT001
-    """Wherever it stands in the url, as it is or percent-encoded."""
+    """The password may be anywhere in the url, as it is or percent-encoded."""
     url = place.format(quote(password, safe="") if is_coded else password)
 
     assert lines_with(password, errors_of(url)) == []
@@ -146,7 +146,7 @@ def test_no_error_and_no_line_shows_a_password(place: str, password: str, is_cod
 
 @pytest.mark.parametrize("place", PLACES)
 def test_no_command_shows_a_password(place: str) -> None:
-    """In each place of a url."""
+    """The password is tried in each place of a url."""
     password = "pA55x y#;=/@z55Ap"  # noqa: S105
     for url in (place.format(password), place.format(quote(password, safe=""))):
         said = command_output(["stats", "q", "--url", url, "--query-timeout", "1s"])
@@ -157,7 +157,7 @@ def test_no_command_shows_a_password(place: str) -> None:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_each_command_keeps_the_password(name: str) -> None:
-    """Of a url that leads to no server, and of one that cannot be read."""
+    """One url leads to no server, and one cannot be read."""
     password = "pA5555Ap"  # noqa: S105
     for place in ("postgresql://bo:{0}@127.0.0.1:1/s", "PostgreSQL://127.0.0.1:1/s;password={0}"):
         words = [*name.split(), *CALLS[name], "--url", place.format(password)]
@@ -166,7 +166,7 @@ def test_each_command_keeps_the_password(name: str) -> None:
 
 
 def test_a_sentence_of_the_driver_with_the_url_is_dropped() -> None:
-    """As libpq quotes what it cannot read, or the server a login that has the password."""
+    """Libpq quotes what it cannot read, and the server quotes a login that holds the password."""
     url = "postgresql://bo:geheim@db:5432/shop?application_name=x&target_session_attrs=tajna"
     for text in (
         f'missing "=" after "{url}" in connection info string',

@@ -1,4 +1,4 @@
-"""Sessions of PostgreSQL: what is said, the error that it becomes, and TCP's limits."""
+"""Sessions of PostgreSQL: the server's texts, the errors that they become, and TCP's limits."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ SAID = {
 
 
 def test_only_a_server_that_is_there_is_worth_another_try() -> None:
-    """A connection lost while it was made is tried again; a wrong url fails at once."""
+    """A connection that is lost while it is made is tried again. A wrong url fails at once."""
     for kind, texts in SAID.items():
         assert {type(connection_error("postgresql://db/shop", each)) for each in texts} == {kind}
 
@@ -91,7 +91,7 @@ PLACES = {
 
 
 def test_an_error_shows_where_a_url_leads() -> None:
-    """Without login and parameters."""
+    """The error leaves out the login and the parameters."""
     assert {url: redact(url) for url in PLACES} == PLACES
 
 
@@ -145,7 +145,7 @@ TIMEOUTS = partial(write_values, "begin")  # our statement that begins each tran
 
 
 def test_the_server_drops_a_client_that_is_gone(place: Place) -> None:
-    """In each transaction, also at the largest queryTimeout, and no longer after its end."""
+    """Each transaction sets the limits, also for the largest queryTimeout, until its end."""
     names = ("tcp_user_timeout", "tcp_keepalives_idle", "tcp_keepalives_interval")
     with psycopg.connect(place.url) as session:
 
@@ -171,7 +171,7 @@ def test_the_server_undoes_the_transaction_of_a_client_that_reads_nothing(place:
 
 
 def test_the_client_drops_a_server_that_is_gone() -> None:
-    """As fast as the server a client, or as the url says."""
+    """It does so as fast as the server drops a client, unless the url has other limits."""
     given = "tcp_user_timeout=7000&keepalives_idle=5&keepalives_interval=2"
     for own, expected in (("", ["30000", "10", "3"]), (given, ["7000", "5", "2"])):
         found = conninfo_to_dict(_with_parameters(f"postgresql://db/shop?{own}", {}, 30))

@@ -50,7 +50,7 @@ TABLES = ("queue", "queue0", "errors", "delayed", "subscriptions", "table")
 
 @cache
 def row_types() -> dict[str, set[str]]:
-    """Return the statements that are called with row types: statement → module and class."""
+    """Return the statements that are called with a row type, with the type's module and class."""
     found: dict[str, set[str]] = {}
     for path in PACKAGE.rglob("*.py"):
         module = ".".join(("sqlq_spark", *path.relative_to(PACKAGE).with_suffix("").parts))
@@ -98,7 +98,7 @@ def kind_of(hint: Any) -> set[Any]:
 
 
 def faults(statement: str, row_type: type, columns: dict[str, set[Any] | None]) -> Iterator[str]:
-    """Yield what differs between a row type and the columns of a statement, by name → kinds."""
+    """Yield the differences between a row type and the columns of a statement."""
     hints = get_type_hints(row_type)
     known: Any = row_type
     for field in fields(known):
@@ -112,7 +112,7 @@ def faults(statement: str, row_type: type, columns: dict[str, set[Any] | None]) 
 
 
 def described(url: str, state: str, schema: str, text: str, statement: str) -> dict[str, set[Any]]:
-    """Return the columns of a statement, as the server describes it when it is prepared."""
+    """Return a statement's columns, as the server describes them when it is prepared."""
     tables = {
         name: QueueAddress(name if name == "delayed" else "orders", schema) for name in TABLES
     }
@@ -149,7 +149,7 @@ def prepared(queue: Queue) -> Queue:
 
 
 def test_each_row_type_has_the_columns_that_postgresql_describes(prepared: Queue) -> None:
-    """By name and type, for all statements that are read with a type."""
+    """Names and types are compared, for all statements that are read with a type."""
     found = []
     for statement in sorted(row_types().keys() & STATEMENTS.keys()):
         text, _ = number_parameters(statement)
@@ -163,7 +163,7 @@ def test_each_row_type_has_the_columns_that_postgresql_describes(prepared: Queue
 
 
 def test_each_row_type_has_the_columns_of_the_last_select_of_t_sql() -> None:
-    """By name: no server is here that could describe it."""
+    """Only names are compared, because no server is here that could describe the types."""
     found = []
     for statement in sorted(row_types().keys() & T_SQL.keys()):
         columns = dict.fromkeys(t_sql_columns(T_SQL[statement]))
@@ -209,7 +209,7 @@ def t_sql_columns(text: str) -> list[str]:
 
 
 def is_result(clause: Any, sql: str) -> bool:
-    """Whether the rows of a clause go to the client: in no brackets, and into no table."""
+    """Whether the rows of a clause go to the client: not in brackets, and not into a table."""
     before = sql[: sql.index(clause.raw)]
     is_outside = before.count("(") == before.count(")")
     is_value = re.search(r"(?:INSERT INTO [^;]*|UNION ALL\s*)\Z", before) is not None
@@ -245,7 +245,7 @@ PLANTED = {
 
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found(prepared: Queue, fault: str) -> None:
-    """A column that is renamed, missing, or in the place of another."""
+    """A column is renamed, missing, or in the place of another."""
     statement, old, new = PLANTED[fault]
     text, _ = number_parameters(statement)
     assert old in text

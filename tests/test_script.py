@@ -1,4 +1,4 @@
-"""What a DBA runs changes only together with the golden scripts."""
+"""The script that a DBA runs changes only together with the golden files."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def stands(server: str) -> Iterator[tuple[Stand, Stand]]:
 
 
 def address(name: str, schema: str = SCHEMA) -> QueueAddress:
-    """A queue's address."""
+    """The address of a queue."""
     return QueueAddress(name, schema)
 
 
@@ -228,7 +228,7 @@ def test_an_error_is_the_same_in_each_language(stands: tuple[Stand, Stand], name
 
 
 def test_the_servers_speak_two_languages(stands: tuple[Stand, Stand]) -> None:
-    """Or the other tests would compare English with English."""
+    """Otherwise the other tests would compare English with English."""
     english, german = (str(failure(each, load("checked"))) for each in stands)
 
     assert "violates check constraint" in english
@@ -274,7 +274,7 @@ def test_a_connection_that_is_refused_in_other_words(
 
 
 def test_a_lock_that_is_not_released_is_a_time_limit(stands: tuple[Stand, Stand]) -> None:
-    """And it names queryTimeout, whatever the server says."""
+    """The error is the same, whatever the server's language is."""
     for stand in stands:
         first, second = (
             connect(stand.url, application="test", timeout=20, state="sqlqueue") for _ in range(2)

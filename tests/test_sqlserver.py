@@ -1,7 +1,7 @@
 """
-The T-SQL of the SQL Server dialect: that it is T-SQL, keeps rules, and says what it must.
+The statements of the SQL Server dialect: they are T-SQL, keep rules, and have what they need.
 
-No server is asked here; tests/conformance runs it on one that SQLQ_TEST_SQLSERVER names.
+No server is used here. tests/conformance runs them on one that SQLQ_TEST_SQLSERVER names.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from sqlserver_lint import RULES, UNKNOWN, Text, parse
 
 from sqlq_spark.admin import selftest
-from sqlq_spark.admin.script import Roles, endpoint, script
+from sqlq_spark.admin.script import Roles, endpoint, write_script
 from sqlq_spark.database import dialect_named
-from sqlq_spark.database.results import Result
 from sqlq_spark.database.migrations import VERSION
+from sqlq_spark.database.results import Result
 from sqlq_spark.database.schema import LOCK_WAIT
 from sqlq_spark.database.sqlserver import calls, connection, explain, rows
 from sqlq_spark.errors import BadAddress
@@ -55,14 +55,14 @@ SENT = {
 
 
 def faults(text: str) -> list[str]:
-    """What a parser does not understand in a text; a question mark is a value."""
+    """What the parser does not understand in a text. A question mark is a value."""
     return [
         fault.desc() for fault in parse(re.sub(r"(?<=\W)\?(?=\W|$)", "@value", text)).violations
     ]
 
 
 def plain(text: str) -> str:
-    """A text with its white space evened out."""
+    """A text with single blanks as its only white space."""
     return " ".join(text.split())
 
 
@@ -70,7 +70,7 @@ QUEUE = "[sales].[Shop.Orders]"
 
 
 def endpoint_text(text: str) -> str:
-    """A text of the transport with its words put in, its values as parameters."""
+    """A text of the transport with its words filled in, and its values as parameters."""
     text = re.sub(r"(?<!:):(\w+)", r"@\1", text.replace("{text}", QUEUE))
     return plain(re.sub(r"\{\w+\}", QUEUE, text).replace("{{", "{").replace("}}", "}"))
 
@@ -93,7 +93,7 @@ LATER = re.compile(
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_statement_is_t_sql_of_sql_server_2016(name: str) -> None:
-    """As sqlfluff knows it; with all its names, and without words that came later."""
+    """Each can be parsed, with all its names, and has no words of a later version."""
     text = ALL[name]
 
     assert faults(text) == []
@@ -113,7 +113,7 @@ def test_the_riskiest_statements_are_as_they_were_reviewed() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_statement_keeps_the_rule(rule: Rule) -> None:
-    """Also each batch of the printed script."""
+    """Each batch of the printed script keeps it too."""
     texts = {name: Text(sql) for name, sql in TEXTS.items()}
     texts |= {f"batch {at}": Text(sql) for at, sql in enumerate(made())}
 
@@ -164,7 +164,7 @@ FAULTS = [
 
 @pytest.mark.parametrize(("rule", "name", "old", "new"), FAULTS)
 def test_a_planted_fault_is_found(rule: str, name: str, old: str, new: str) -> None:
-    """By its rule."""
+    """The rule that the fault breaks finds it."""
     (check,) = (each for each in RULES if each.__name__ == rule)
     broken = re.sub(old, new, TEXTS[name])
 
@@ -240,20 +240,20 @@ FACTS = [
 
 @pytest.mark.parametrize(("names", "pattern", "why"), FACTS, ids=range(len(FACTS)))
 def test_a_statement_says_what_its_server_needs(names: str, pattern: str, why: str) -> None:
-    """Facts of SQL Server that no test of the suite can run."""
+    """These are facts of SQL Server that no test of the suite can run."""
     for name in names.split():
         anywhere = pattern if pattern.startswith("(?!") else f".*?{pattern}"
         assert re.match(anywhere, plain(TEXTS[name])), f"{name}: {why}"
 
 
 def test_an_index_on_due_is_what_a_move_seeks_by() -> None:
-    """The finding has the rule of `move_due`: no filtered and no columnstore index."""
+    """The check has the rule of `move_due`. A filtered or a columnstore index does not count."""
     assert plain(TEXTS["due_index"]) in plain(TEXTS["check_delayed"])
     assert "i.type IN (1, 2) AND i.is_disabled = 0 AND i.has_filter = 0" in TEXTS["due_index"]
 
 
 def test_no_line_of_a_result_ends_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clean-up of `selftest` sends names of others as they are; a script has lines GO."""
+    """`selftest` sends statements with names of others as they are. Only a script has lines GO."""
     sent: list[str] = []
 
     def do(_session: Any, _statement: str, text: str, _tables: Any) -> Result:
@@ -265,7 +265,7 @@ def test_no_line_of_a_result_ends_a_batch(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(connection.Connection, "values", lambda *_, **__: [hostile])
     session = object.__new__(connection.Connection)
 
-    selftest.drop(session, "a", "b")
+    selftest.drop_remains(session, "a", "b")
     session.run_script("SELECT 1\nGO\nSELECT 2")
 
     assert sent == [hostile, "SELECT 1\n", "\nSELECT 2"]
@@ -274,7 +274,7 @@ def test_no_line_of_a_result_ends_a_batch(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_purge_at_the_start_is_logged_with_the_database(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a DBA knows the queues; the options and the state tables leave it out."""
+    """A DBA knows queues by that name. The options and the state tables leave the database out."""
     given = {"url": "sqlserver://db/shop", "queues": "a, b@[sales]", "purgeOnStartup": "true"}
     stream = driver.StreamDriver(SourceOptions.parse(given), time.monotonic, lambda *_: None)
     session = object.__new__(connection.Connection)
@@ -289,7 +289,7 @@ def test_a_purge_at_the_start_is_logged_with_the_database(
 
 
 def test_no_lock_on_a_state_table_escalates() -> None:
-    """And no INSERT has so many rows that the table is locked."""
+    """No INSERT has so many rows that the whole table would be locked."""
     tables = set(re.findall(r"CREATE TABLE \[sqlqueue\]\.(\w+) \(", TEXTS["install_state"]))
     kept = re.findall(r"ALTER TABLE \[sqlqueue\]\.(\w+) SET \(LOCK_ESC", TEXTS["install_state"])
 
@@ -314,7 +314,7 @@ def test_what_is_sent_as_json_is_never_cut() -> None:
 
 
 def test_no_null_is_ever_bound() -> None:
-    """A driver asks the server for the type of one, and may lose what was done before by that."""
+    """To bind one, a driver asks the server for its type, and may lose what was done before."""
     text = "UPDATE s SET plan = @plan WHERE batch = @batch"
 
     sql, bound = calls.build_call("x", text, {"plan": None, "batch": 1, "n": 2}, guarded=False)
@@ -351,7 +351,7 @@ def made_by(create: str, table: str) -> tuple[list[str], list[str]]:
     ],
 )
 def test_a_table_is_made_as_the_transport_makes_it(theirs: str, ours: str, table: str) -> None:
-    """With its columns in their order, and with its indexes under the names that it looks for."""
+    """The columns are in its order, and the indexes have the names that it looks for."""
     assert made_by(TEXTS[ours], table) == made_by(THEIRS[theirs], QUEUE)
     assert TEXTS[ours].startswith("IF OBJECT_ID(N'")
 
@@ -367,7 +367,7 @@ def test_a_creator_waits_for_the_transports_installer() -> None:
 
 
 def test_what_we_insert_is_what_the_transports_send_inserts() -> None:
-    """No column that an endpoint's table would not have; what is left out is NULL there as well."""
+    """Every column is one of the transport's. What is left out is NULL there as well."""
     for theirs, ours in ((THEIRS["send"], TEXTS["load"]), (THEIRS["move"], TEXTS["move_due"])):
         texts = (theirs, plain(ours).replace(".Delayed", ""))
         found = [re.findall(r"INTO \S+ \(([\w, ]+)\)", text)[-1].split(", ") for text in texts]
@@ -393,7 +393,7 @@ def weighed_rows(sizes: list[int]) -> list[calls.Weight]:
 def test_a_step_is_never_larger_than_its_limits_and_one_message(
     sizes: list[int], messages: int, most: int
 ) -> None:
-    """Also if all were committed unweighed. What is too large is passed over, and not counted."""
+    """This holds if all were committed unweighed. What is too large does not count."""
     weighed = weighed_rows(sizes)
     step = calls.cut_step(weighed, messages=messages, most=most, largest=LARGEST)
 
@@ -410,7 +410,7 @@ def test_a_step_is_never_larger_than_its_limits_and_one_message(
 def test_a_message_with_large_headers_is_passed_over_and_not_counted(
     sizes: list[int], messages: int
 ) -> None:
-    """Whatever its own size is: the server says which are too large."""
+    """The server says which messages are too large, whatever their own size is."""
     rows = [calls.Weight(at, size % 1000, is_large=size > LARGEST) for at, size in enumerate(sizes)]
     step = calls.cut_step(rows, messages=messages, most=1 << 40, largest=LARGEST)
 
@@ -420,14 +420,14 @@ def test_a_message_with_large_headers_is_passed_over_and_not_counted(
 
 @given(st.integers(0, LARGEST), st.integers(1, 60), st.integers(1, 20_000))
 def test_messages_of_one_size_fill_a_step(size: int, count: int, most: int) -> None:
-    """As PostgreSQL cuts it: the message that reaches the limit is the last one."""
+    """The message that reaches the limit is the last one, as on PostgreSQL."""
     step = calls.cut_step(weighed_rows([size] * count), messages=2000, most=most, largest=LARGEST)
 
     assert step["messages"] == sum(at * size < most for at in range(count))
 
 
 def test_the_ends_of_a_step() -> None:
-    """Nothing waits; many pages, each of which may count as a lock; a seq below 0."""
+    """Nothing waits, each page of many may count as a lock, or a seq is below 0."""
     rows = [calls.Weight(at, 9 * calls.PAGE, is_large=False) for at in range(2000)]
     pages = calls.cut_step(rows, messages=2000, most=1 << 40, largest=1 << 40)
     below = calls.cut_step([calls.Weight(-1, 1, is_large=False)], messages=1, most=1, largest=1)
@@ -439,7 +439,7 @@ def test_the_ends_of_a_step() -> None:
 
 @given(st.lists(st.integers(1, 20 << 20), min_size=1, max_size=poison.MOST_LARGE))
 def test_a_move_of_large_messages_takes_no_more_locks_than_a_step(sizes: list[int]) -> None:
-    """One for each row, and one for each page of its value. A single message may take more."""
+    """Each row is a lock, and so is each page of its value. A single message may take more."""
     found = [poison.LargeMessage(seq, size, 0, "") for seq, size in enumerate(sizes)]
 
     groups = [*poison.cut_groups(found, connection.Connection.most_moved)]
@@ -452,7 +452,7 @@ def test_a_move_of_large_messages_takes_no_more_locks_than_a_step(sizes: list[in
 
 
 def test_a_receive_locks_no_more_rows_than_were_weighed() -> None:
-    """Between 4,000 messages that are too large, it would escalate: the size is no filter."""
+    """A filter by size would lock 4,000 messages that are too large, and escalate."""
     assert "@largest" not in TEXTS["weigh"].partition(" WHERE ")[2]
 
 
@@ -465,7 +465,7 @@ SEQS = st.lists(st.tuples(st.integers(-3, 20), st.integers(0, 2 * LARGEST)), min
 def test_a_page_ends_where_it_is_full_and_splits_no_seq(
     sizes: list[tuple[int, int]], most: int
 ) -> None:
-    """The message that reaches the limit is in it; what is too large weighs nothing."""
+    """The message that reaches the limit is included. One that is too large weighs nothing."""
     weighed = [calls.Size(*each) for each in sorted(sizes)]
     page = calls.cut_page(weighed, most=most, largest=LARGEST)
 
@@ -483,7 +483,7 @@ def test_a_page_ends_where_it_is_full_and_splits_no_seq(
 
 
 def test_a_page_of_nothing() -> None:
-    """So the browse ends without a read."""
+    """The browse then ends without a read."""
     assert calls.cut_page([], most=1, largest=1) == {}
 
 
@@ -494,7 +494,7 @@ def test_a_page_of_nothing() -> None:
 def test_a_message_that_came_after_the_weighing_is_noticed(
     large: list[int | None], *, weighed: bool
 ) -> None:
-    """It is too heavy for the page, and not too large for a browse."""
+    """It makes the page too heavy, but is not too large for a browse."""
     page = pa.table({"large": pa.array(large, pa.int64())})
 
     assert rows.is_weighed(page, LARGEST) is weighed
@@ -506,7 +506,7 @@ HOSTILE = "a]b'c--{state}@x?{d '1'}%(y)s"
 
 
 def test_a_hostile_name_stays_a_name() -> None:
-    """In brackets and in a text; words in braces inside it are not filled in."""
+    """It is quoted in brackets and in a text. Words in braces inside it are not filled in."""
     tables = dict.fromkeys(sqlserver_texts.TABLES, QueueAddress(HOSTILE, HOSTILE, HOSTILE))
     inside = HOSTILE.replace("]", "]]")
     for name, text in calls.STATEMENTS.items():
@@ -541,9 +541,9 @@ def test_a_table_of_another_database_is_looked_up_and_fixed_there() -> None:
 
 
 def made(queue: str = "Shop.Orders@[sales]", database: str | None = None) -> list[str]:
-    """The batches of a script with everything in it."""
+    """The batches of a script with all options."""
     queues = endpoint("sqlserver://", queue, instances=["web1"], error="error", audit="audit")
-    text = script(
+    text = write_script(
         queues,
         state="sqlqueue",
         subscriptions=QueueAddress("SubscriptionRouting"),
@@ -572,7 +572,7 @@ def test_the_script_parses_and_creates_all_in_one_batch() -> None:
 
 
 def test_the_script_does_nothing_in_another_database_than_its_own() -> None:
-    """Named, or any but the server's own. Its head says how sqlcmd reads it as UTF-8."""
+    """Without a name it runs anywhere but in the server's own. Its head tells sqlcmd of UTF-8."""
     own, any_of_users = (made(database=name)[0] for name in ("O'Brien 1", None))
 
     assert own.startswith('-- Run this by `sqlcmd -b -I -f 65001 -d "O\'Brien 1"` as')
@@ -597,7 +597,7 @@ def test_the_script_uses_no_role_of_another() -> None:
 
 
 def test_the_script_can_be_run_again() -> None:
-    """Whatever it makes is looked for first; grants may be given twice."""
+    """The script looks for whatever it makes before it makes it. Grants may be given twice."""
     batch = re.sub(r"^ *--.*\n", "", made()[1], flags=re.MULTILINE)
     looks = r"IF (?:NOT EXISTS|OBJECT_ID|SCHEMA_ID|COL_LENGTH|DATABASE_PRINCIPAL_ID)"
     makes = [
@@ -612,7 +612,7 @@ def test_the_script_can_be_run_again() -> None:
 
 @pytest.mark.parametrize("dialect", ["postgresql", "sqlserver"])
 def test_the_version_of_the_texts_is_that_of_the_code(dialect: str) -> None:
-    """And their time limit; both stand in the SQL, which a DBA reads."""
+    """Version and time limit are written in the SQL, because a DBA reads it."""
     texts = dialect_named(dialect).STATEMENTS
 
     assert f".version (version) VALUES ({VERSION})" in texts["install_state"]
@@ -622,7 +622,7 @@ def test_the_version_of_the_texts_is_that_of_the_code(dialect: str) -> None:
 
 
 def test_the_script_gives_the_rights_that_the_wire_lists() -> None:
-    """Receive: SELECT and DELETE; send, divert: INSERT; state tables: all but DDL."""
+    """A reader may SELECT and DELETE, a sender INSERT. On state tables both may do all but DDL."""
     grants = re.findall(r"GRANT (.*) TO \[(?:sqlqueue_(reader|sender))\];", "\n".join(made()))
 
     assert {
@@ -645,7 +645,7 @@ def test_a_name_that_sqlcmd_would_misread_is_refused(name: str) -> None:
 
 
 def test_headers_weigh_two_bytes_for_each_utf_16_unit() -> None:
-    """As the server stores them: the limit of poison's headers counts them so."""
+    """The server stores them so, and the limit of poison's headers counts the stored bytes."""
     texts = ["", "a", "é", "\u2028", "🚀", "a🚀\U0010ffff"]
 
     found = connection.Connection.stored_bytes(cast("connection.Connection", None), pa.array(texts))

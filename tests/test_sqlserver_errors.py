@@ -1,4 +1,4 @@
-"""What the errors of SQL Server's drivers become, as each driver raises them."""
+"""The errors of SQL Server's drivers as each driver raises them, and what they become."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OF_STATE = replace(PLACE, target="sqlqueue", queue=None)
 
 
 class Mssql(Exception):
-    """An error as mssql-python raises it: its phrase for the SQLSTATE, the server's sentence."""
+    """An error of mssql-python: its phrase for the SQLSTATE, and the server's sentence."""
 
     def __init__(self, phrase: str, sentence: str) -> None:
         super().__init__(f"Driver Error: {phrase}; DDBC Error: {sentence}")
@@ -40,7 +40,7 @@ class Mssql(Exception):
 
 
 def odbc(state: str, number: int, sentence: str) -> Exception:
-    """An error as pyodbc raises it: SQLSTATE, and a text that ends with the number."""
+    """An error of pyodbc: the SQLSTATE, and a text that ends with the number."""
     prefix = f"[{state}] [Microsoft][ODBC Driver 18 for SQL Server][SQL Server]"
     return Exception(state, f"{prefix}{sentence} ({number}) (SQLExecDirectW)")
 
@@ -73,7 +73,7 @@ def test_every_number_has_a_text() -> None:
 def test_an_error_without_a_known_number_is_known_by_its_state(
     raised: Exception, during: str, opening: str
 ) -> None:
-    """Errors of the network, in the driver's own words or in another language."""
+    """Errors of the network are in the driver's own words, or in another language."""
     said = read_error(raised)
 
     assert type(statement_error(said, PLACE)).__name__ == during
@@ -88,7 +88,7 @@ DENIED = "The INSERT permission was denied on the object 'receipt', database 'sh
     [("sqlqueue", DENIED), ("sqlqueue", "Verboten."), ("sqlqueue_b", DENIED)],
 )
 def test_no_error_has_a_grant_on_a_state_schema(schema: str, sentence: str) -> None:
-    """Neither on that of the options, nor where a queue is named in that of another team."""
+    """The schema is that of the options, or a queue is named in the schema of another team."""
     place = OF_STATE if schema == "sqlqueue" else PLACE
     found = failure(229, sentence.format(schema), place)
 
@@ -119,7 +119,7 @@ def test_no_error_has_a_grant_on_a_state_schema(schema: str, sentence: str) -> N
     ],
 )
 def test_an_error_contains_its_fix(number: int, sentence: str, fix: str) -> None:
-    """The GRANT, the log, the index, the level of the database."""
+    """The fix is a GRANT, or names the log, the index, or the compatibility level."""
     assert fix in str(failure(number, sentence))
 
 
@@ -155,7 +155,7 @@ def test_the_error_of_a_lock_has_the_seconds_of_its_limit() -> None:
     ],
 )
 def test_a_failure_without_an_error_is_a_timeout_if_its_time_was_over(raised: Exception) -> None:
-    """As where a result stalls in the middle; sooner it may be anything."""
+    """A result may stall in the middle. Before the time is over, the failure may be anything."""
     said = read_error(raised)
     found = [type(statement_error(said, PLACE, took=took)) for took in (31.0, 1.0)]
 
@@ -174,7 +174,7 @@ def test_a_token_may_be_refused_during_a_failover(
     def refuse(*_: object) -> None:
         raise odbc("28000", 18456, TEXTS[18456])
 
-    monkeypatch.setattr(drivers, "connect", refuse)
+    monkeypatch.setattr(drivers, "open_session", refuse)
     url = f"sqlserver://db/shop?authentication={authentication}"
 
     with pytest.raises(errors.LoginRefused) as caught:
@@ -193,7 +193,7 @@ def test_a_queues_name_cannot_pass_for_an_error() -> None:
 
 @pytest.mark.parametrize("number", [245, 2601, 2627, 2628])
 def test_no_error_quotes_the_value_of_a_row(number: int) -> None:
-    """As the server does."""
+    """The server's sentence quotes it."""
     sentence = {
         245: "Conversion failed when converting the varchar value 'secret' to data type int.",
         2601: "Cannot insert duplicate key row in object 'dbo.q' with unique index 'u'. "
@@ -208,7 +208,7 @@ def test_no_error_quotes_the_value_of_a_row(number: int) -> None:
 
 
 def test_the_place_of_a_statement_changes_what_its_error_is() -> None:
-    """A state table; a commit, which may have been carried out; another database, by USE."""
+    """Places are a state table, another database, and a commit, which may have taken place."""
     elsewhere = replace(PLACE, queue=QueueAddress("orders", "dbo", "shop"))
     absent = failure(208, "Invalid object name 'sqlqueue.version'.", OF_STATE)
     at_commit = [failure(n, place=replace(PLACE, statement="commit")) for n in (701, 9002)]
@@ -220,7 +220,7 @@ def test_the_place_of_a_statement_changes_what_its_error_is() -> None:
 
 
 def test_a_password_in_a_drivers_text_is_blotted_out() -> None:
-    """Whatever made the driver repeat its connection string."""
+    """A driver may repeat its connection string."""
     raised = Exception("HY000", "[HY000] cannot use PWD=hush-#1 (0) (SQLDriverConnect)")
 
     assert read_error(raised, "hush-#1").text == "cannot use PWD=…"

@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlq_spark import errors
+from sqlq_spark.database import tokens
+from sqlq_spark.database.sessions import ask_credential
 from sqlq_spark.database.sqlserver import drivers
 from sqlq_spark.database.sqlserver.drivers import Driver
 from sqlq_spark.database.sqlserver.url import Target, in_braces
@@ -22,7 +24,7 @@ QUOTED = "hush-%231"
 
 
 def test_a_url_is_read() -> None:
-    """Percent signs in user, password and database; the defaults are the strict ones."""
+    """User, password and database may have percent signs. The defaults are the strict ones."""
     found = Target.parse(f"sqlserver://bo%40x:{QUOTED}@db.example:14330/my%20shop?driver=pyodbc")
 
     assert found == Target(
@@ -86,7 +88,7 @@ def test_a_url_that_cannot_be_read_is_not_shown(url: str) -> None:
 
 @given(st.text(st.characters(min_codepoint=32, exclude_characters="\x7f"), max_size=30))
 def test_no_value_can_end_its_braces(text: str) -> None:
-    """As the drivers read a connection string: `}}` is a brace, `}` the end."""
+    """The drivers read `}}` as a brace, and `}` as the end."""
     inside = in_braces(text)[1:-1]
 
     assert inside.replace("}}", "") == inside.replace("}}", "").replace("}", "")
@@ -94,7 +96,7 @@ def test_no_value_can_end_its_braces(text: str) -> None:
 
 
 def test_the_connection_string_says_encryption_and_no_way_around_it() -> None:
-    """Values in braces; a password cannot add a keyword."""
+    """Values are in braces, so that a password cannot add a keyword."""
     target = Target.parse("sqlserver://bo:x%7D%3BEncrypt%3Dno@db/shop")
 
     assert target.connection_string(Driver="ODBC Driver 18 for SQL Server") == (
@@ -104,6 +106,53 @@ def test_the_connection_string_says_encryption_and_no_way_around_it() -> None:
     kerberos = Target.parse("sqlserver://bo:pw@db?authentication=integrated").connection_string()
     assert "Trusted_Connection={yes}" in kerberos
     assert not re.search("UID|PWD", kerberos)
+
+
+# ---------------------------------------------------------------- the option `credentials`
+
+CREDENTIAL = "eyJ0eXAi"
+
+
+def test_a_credential_is_the_users_password_or_a_token() -> None:
+    """No user goes to the server beside a token, because the driver would refuse both."""
+    with_user = Target.parse("sqlserver://bo@db/shop?encrypt=no").with_credential(CREDENTIAL)
+    alone = Target.parse("sqlserver://db/shop").with_credential(CREDENTIAL)
+
+    assert (with_user.password, with_user.token) == (CREDENTIAL, "")
+    assert (alone.password, alone.token) == ("", CREDENTIAL)
+    assert not re.search("UID|PWD|Authentication|eyJ", alone.connection_string())
+    assert CREDENTIAL not in repr([with_user, alone])
+    assert Target.parse("sqlserver://db").with_credential(None) == Target(host="db")
+
+
+@pytest.mark.parametrize(
+    ("place", "told"),
+    [
+        # a token would be readable on the network, and is good for every database of its owner
+        ("db?encrypt=no", "parameter encrypt is 'no': expected yes or strict beside a token"),
+        ("db?authentication=ActiveDirectoryMsi", "'ActiveDirectoryMsi': expected none beside"),
+        ("bo@db?authentication=Integrated", "'Integrated': expected none beside the option cred"),
+    ],
+)
+def test_a_credential_that_would_be_read_or_ignored_is_refused(place: str, told: str) -> None:
+    """The error does not have it."""
+    with pytest.raises(errors.BadOption, match=told) as caught:
+        Target.parse(f"sqlserver://{place}").with_credential(CREDENTIAL)
+
+    assert CREDENTIAL not in str(caught.value)
+
+
+def test_azure_gives_a_token_for_sql_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user beside it would be ignored, so it is refused."""
+    credential = Mock()
+    credential.get_token.return_value = SimpleNamespace(token=CREDENTIAL)
+    monkeypatch.setattr(tokens, "azure_credential", lambda: credential)
+
+    assert ask_credential("sqlserver://db/shop", "azure") == CREDENTIAL
+    credential.get_token.assert_called_once_with("https://database.windows.net/.default")
+    for url in ("sqlserver://bo@db/shop", "sqlserver://db/shop?user=bo"):
+        with pytest.raises(errors.BadOption, match="credentials is 'azure': expected no user"):
+            ask_credential(url, "azure")
 
 
 # ---------------------------------------------------------------- the drivers
@@ -133,7 +182,7 @@ def test_the_next_driver_is_tried_where_one_cannot_be_loaded(
     ],
 )
 def test_the_driver_that_reports_numbers_comes_first(query: str, names: str) -> None:
-    """In another language mssql-python reports only a sentence; pyodbc lacks one kind of login."""
+    """mssql-python reports a sentence in any language, but pyodbc lacks one kind of login."""
     found = drivers.candidates(Target.parse(f"sqlserver://db?{query}"))
 
     assert [name for name, _ in found] == names.split()

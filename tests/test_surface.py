@@ -10,5 +10,5 @@ GOLDEN = Path(__file__).parent / "golden" / "surface.txt"
 
 
 def test_what_users_see_is_in_the_golden_file(server: str) -> None:
-    """Metrics, commands with their JSON, and exports."""
+    """The file has metrics, commands with their JSON, and exports."""
     assert surface.facts(server) == GOLDEN.read_text("utf-8").splitlines()

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 def test_the_tests_of_the_page_pass(
     spark: SparkSession, server: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the session of this process, which they would stop at their end."""
+    """They run in the session of this process, which they would stop at their end."""
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     monkeypatch.setenv(VARIABLE, server)
     frame(spark, []).count()  # what this imports outlives the run below, which forgets modules
@@ -40,7 +40,7 @@ def test_the_tests_of_the_page_pass(
 def test_two_processes_of_xdist_share_nothing(
     server: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plugin imports nothing heavy; each test has a database, and none is left."""
+    """The plugin imports nothing heavy. Each test has a database, and none is left."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv(VARIABLE, server)
     pytester.makeini("[pytest]")  # else a file above this folder counts
@@ -66,7 +66,7 @@ def test_two_processes_of_xdist_share_nothing(
 
 
 def test_what_was_sent_waits_in_its_order(sqlqueue_queue: Queue) -> None:
-    """Bodies and headers as given, poison too; a time without a zone is refused."""
+    """Bodies and headers are as given, also those of poison. A time without a zone is refused."""
     with pytest.raises(ValueError, match="has no time zone: add tzinfo=UTC"):
         sqlqueue_queue.send(Message(expires=datetime(2030, 1, 1)))  # noqa: DTZ001
     expires = datetime(2030, 6, 30, 17, 5, tzinfo=UTC)
@@ -93,7 +93,7 @@ def test_what_was_sent_waits_in_its_order(sqlqueue_queue: Queue) -> None:
 def test_a_frame_is_what_a_read_of_the_same_messages_gives(
     spark: SparkSession, sqlqueue_database: Database
 ) -> None:
-    """The same columns and types in the same order, and the same values but for the row's id."""
+    """Columns and types are the same, in order, and so are the values but for the row's id."""
     queue = sqlqueue_database.queue("Shop.Orders")
     own: dict[str, str | None] = {"NServiceBus.ReplyToAddress": "Shop.Web", "none": None}
     later = datetime.now(UTC) + timedelta(days=1)

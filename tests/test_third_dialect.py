@@ -1,8 +1,8 @@
 """
-A third dialect runs: PostgreSQL's under another name, with addresses and urls of its own.
+A third dialect runs: PostgreSQL's under another name, with its own addresses and urls.
 
-It stands in a copy of the package, made by the steps of CONTRIBUTING. Whatever else knew its
-databases by name, or took their notation for the only one, fails here.
+It is in a copy of the package, made by the steps of CONTRIBUTING. Code that knows its databases by
+name, or takes their notation for the only one, fails here.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, *args: str, **environ: str) -> str:
-    """Run a program of the copy; return what it printed."""
+    """Run a program of the copy, and return what it printed."""
     done = subprocess.run(
         [sys.executable, *args],
         cwd=folder,
@@ -97,7 +97,7 @@ def files(folder: Path) -> Iterator[str]:
 
 
 def test_the_steps_of_the_page_make_a_dialect_and_change_nothing_else(copied: Path) -> None:
-    """Each file that is new or differs is one that the tables name; and each of those does."""
+    """Every file that is new or differs is in the tables, and every file of the tables is one."""
     changed = {
         name
         for name in files(copied)
@@ -113,7 +113,7 @@ def test_the_steps_of_the_page_make_a_dialect_and_change_nothing_else(copied: Pa
 
 @pytest.mark.timeout(2 * LIMIT)
 def test_the_conformance_suite_passes(copied: Path, server: str) -> None:
-    """With the third endpoint, which writes addresses in its own notation."""
+    """It runs with the third endpoint, which writes addresses in its own notation."""
     words = ("pytest", "-q", "-k", SUITE, "tests/conformance")
 
     said = run(copied, "-m", *words, **{VARIABLE: server})
@@ -124,7 +124,7 @@ def test_the_conformance_suite_passes(copied: Path, server: str) -> None:
 
 
 def test_the_selftest_passes(copied: Path, place: Place, tmp_path: Path) -> None:
-    """Each check, with roles and logins."""
+    """Each check passes, with roles and logins."""
     url = place.superuser.replace("postgresql://", "slashed://", 1)
     report = tmp_path / "report.json"
     words = ("selftest", "--roles", "--yes", "--url", url, "--file", str(report))
@@ -137,7 +137,7 @@ def test_the_selftest_passes(copied: Path, place: Place, tmp_path: Path) -> None
 
 
 def test_the_commands_take_and_print_its_addresses(copied: Path, place: Place) -> None:
-    """From `create` to `retire`, with delayed messages and a subscription."""
+    """The commands run from `create` to `retire`, with delayed messages and a subscription."""
     url = place.url.replace("postgresql://", "slashed://", 1)
     queue, state = f"{place.schema}/Shop.Orders", ("--state-schema", place.state)
     routing = ("--subscription-table", f"{place.schema}/Routing")
@@ -163,7 +163,7 @@ def test_the_commands_take_and_print_its_addresses(copied: Path, place: Place) -
 
 
 def test_the_script_is_that_of_the_same_server(copied: Path) -> None:
-    """Names of SQL are as the server writes them, whatever the notation of addresses."""
+    """SQL has names as the server writes them, whatever the notation of addresses."""
     assert run(copied, "tests/script_texts.py", "third") == golden("postgresql")
     words = ("script", "sales/Shop", "--dialect", "third")
     assert '"sales"."Shop"' in run(copied, "-m", "sqlq_spark", *words)

@@ -1,4 +1,4 @@
-"""Waiting for a condition; if it never holds, the error shows what was seen last."""
+"""Waiting for a condition. If it never becomes true, the error shows what was seen last."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """
-Rows as the transports write them, of golden/rows.toml and of golden/nservicebus-10.jsonl.
+Rows as the transports write them, from golden/rows.toml and golden/nservicebus-10.jsonl.
 
-Python's own parser says what a reader must find in them. What must come of a row is held by
-conformance/test_wire.py; the Spark tests read `messages()`.
+Python's own parser says what a reader must find in them. conformance/test_wire.py tests what
+becomes of a row. The Spark tests read `messages()`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FOLDER = Path(__file__).with_name("golden")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One row and what must come of it."""
+    """One row, and what must become of it."""
 
     name: str
     headers: str | None
@@ -34,20 +34,20 @@ class Case:
 
     @property
     def read(self) -> dict[str, str | None] | None:
-        """What a reader finds; None: poison."""
+        """The headers that a reader finds, or None for poison."""
         found: dict[str, str | None] = {} if self.poison else json.loads(self.headers or "{}")
         return None if self.poison else found
 
     @property
     def columns(self) -> dict[str, str | None]:
-        """Columns that are headers."""
+        """The columns that are headers."""
         names = {"correlationId": "CorrelationId", "replyToAddress": "ReplyToAddress"}
         read = self.read or {}
         return {name: read.get(f"NServiceBus.{header}") for name, header in names.items()}
 
     @property
     def expired(self) -> bool:
-        """Whether it is not to be handled."""
+        """Whether the message has expired."""
         return self.lives is not None and self.lives <= 0
 
 
@@ -77,7 +77,7 @@ def parse(row: str | dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def golden() -> tuple[Case, ...]:
-    """The rows that real endpoints wrote, in their order; a name begins with the table's."""
+    """The rows that real endpoints wrote, in their order. A name begins with the table's name."""
     lines = (FOLDER / "nservicebus-10.jsonl").read_text("utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     return tuple(
@@ -92,7 +92,7 @@ def golden() -> tuple[Case, ...]:
 
 
 def messages() -> list[tuple[str, bytes]]:
-    """Headers and body of those that a plain reader of JSON understands too."""
+    """Headers and bodies of rows that a plain JSON reader understands too."""
     return [
         (case.headers, case.body)
         for case in cases()

@@ -1,7 +1,7 @@
 """
-Formats of numbers, sizes and times, of tables of figures, and of the process's output.
+Formats numbers, sizes, times and tables of figures, and sets the encoding of the output.
 
-A table's columns are declared once. The terminal, the page, JSON and metrics read them.
+The columns of a table are declared once. The terminal, the page, JSON and the metrics read them.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 def quantity(how_many: int, what: str) -> str:
-    """`1 message`, `2,000 messages`."""
+    """Return a number with its noun: `1 message`, `2,000 messages`."""
     return f"{how_many:,} {what}{'' if how_many == 1 else 's'}"
 
 
 def part(how_many: int, total: int, what: str) -> str:
-    """`1 of 2,000 messages`, `1 of 1 message`."""
+    """Return a part of a number: `1 of 2,000 messages`, `1 of 1 message`."""
     return f"{how_many:,} of {quantity(total, what)}"
 
 
-def span(seconds: float) -> str:
-    """A time span in its two largest units: `2 h 5 min`."""
+def show_span(seconds: float) -> str:
+    """Return a time span in its two largest units: `2 h 5 min`."""
     for unit, length, small, less in (
         ("d", 86400, "h", 3600),
         ("h", 3600, "min", 60),
@@ -42,7 +42,7 @@ def span(seconds: float) -> str:
 
 
 def byte_size(size: float) -> str:
-    """A number of bytes: `1.5 MB`."""
+    """Return a number of bytes with its unit: `1.5 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:  # noqa: PLR2004
             return f"{size:.3g} {unit}"
@@ -51,17 +51,17 @@ def byte_size(size: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Messages per second, with one decimal place below ten."""
+    """Return messages per second, with one decimal place below ten."""
     return f"{value:,.1f}" if value < 10 else f"{value:,.0f}"  # noqa: PLR2004
 
 
 def ago(moment: datetime) -> str:
-    """How long ago, by this machine's clock: `5 min 3 s ago`."""
-    return f"{span(max(0.0, (datetime.now(UTC) - moment).total_seconds()))} ago"
+    """Return how long ago a time was, by this machine's clock: `5 min 3 s ago`."""
+    return f"{show_span(max(0.0, (datetime.now(UTC) - moment).total_seconds()))} ago"
 
 
 def plain(value: object) -> str:
-    """A value as a table shows it."""
+    """Return a value as a table shows it."""
     match value:
         case bool():
             return "yes" if value else "no"
@@ -77,10 +77,10 @@ def plain(value: object) -> str:
 
 def escape_unencodable() -> None:
     r"""
-    Let no character end the process, because it may have committed something.
+    Let no character of the output end the process, which may have committed something.
 
-    Windows writes into a file in an encoding that lacks most characters. What the encoding lacks is
-    printed as `\u0142`. An answer that cannot be read is no yes.
+    Windows writes into a file in an encoding that lacks most characters. A character that the
+    encoding lacks is printed as `\u0142`. An answer that cannot be read does not count as a yes.
     """
     for stream, errors in (
         (sys.stdin, "replace"),
@@ -120,25 +120,25 @@ class Cell(NamedTuple):
 def make_cell(
     value: object, form: Callable[[Any], str] = plain, about: str = "", mark: str = ""
 ) -> Cell:
-    """The cell of a value; `about` precedes one that is known."""
+    """Return the cell of a value. `about` stands before a value that is known."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return Cell("-" if value is None else about + form(value), is_number, mark)
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A figure of a row, and who shows it."""
+class ShownColumn:
+    """A figure of a row, and the views that show it."""
 
     name: str
-    path: str = ""  # of the row's attribute, `depth.messages`; by default the name
-    form: Callable[[Any], str] = plain  # of a value that is known
+    path: str = ""  # the path of the row's attribute, as `depth.messages`; by default the name
+    form: Callable[[Any], str] = plain  # formats a value that is known
     only: str = ""  # the views that have the column; by default all
-    key: str = ""  # in JSON; by default the name
-    estimated: str = ""  # path of what says that the number is an estimate
-    mark: str = ""  # path of the cell's mark, which is `ok` if it is None
+    key: str = ""  # the name in JSON; by default `name`
+    estimated: str = ""  # the path of a flag: whether the number is an estimate
+    mark: str = ""  # the path of the cell's mark; where it is None the mark is `ok`
 
     def value(self, row: object) -> Any:  # noqa: ANN401 - a row of any class
-        """The row's value; None if it, or an object on its path, is None."""
+        """Return the row's value; None if the value or an object on its path is None."""
         return follow(row, self.path or self.name)
 
     def cell(self, row: object) -> Cell:
@@ -149,16 +149,20 @@ class Column:
 
 
 def follow(row: object, path: str) -> Any:  # noqa: ANN401 - as above
-    """Follow a path of attributes; None where one is None."""
+    """Follow a path of attributes. Return None if one of them is None."""
     for name in path.split("."):
         row = None if row is None else getattr(row, name)
     return row
 
 
-def view(columns: Iterable[Column], name: str) -> list[Column]:
-    """The columns that a view shows."""
-    return [each for each in columns if not each.only or name in each.only.split()]
+def view(columns: Iterable[ShownColumn], name: str) -> list[ShownColumn]:
+    """Return the columns that a view shows."""
+    return [column for column in columns if not column.only or name in column.only.split()]
 
 
-def json_row(columns: Iterable[Column], row: object) -> dict[str, Any]:
-    return {each.key or each.name: each.value(row) for each in columns if each.only != "metrics"}
+def json_row(columns: Iterable[ShownColumn], row: object) -> dict[str, Any]:
+    return {
+        column.key or column.name: column.value(row)
+        for column in columns
+        if column.only != "metrics"
+    }

@@ -1,7 +1,7 @@
 """
-Deletes all messages that wait in a queue, or only the expired ones.
+Deletes all messages that wait in a queue, or only those that have expired.
 
-Neither writes receipts, so deleted messages cannot be restored.
+No receipts are written, so deleted messages cannot be restored.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from sqlq_spark.errors import Deadlock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from sqlq_spark.admin.inspect import Depth
+    from sqlq_spark.admin.queue_sizes import Depth
     from sqlq_spark.database import Connection, Value
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
 
 BATCH = 10_000  # messages, as in the transport
-ATTEMPTS = 5  # of a batch that deadlocks with an endpoint, with pauses of 2 s in total
+# A batch that deadlocks with an endpoint is tried so often, with pauses of 2 s in total.
+ATTEMPTS = 5
 
 
 def purge_parts(
@@ -36,21 +37,21 @@ def purge_parts(
     """
     Delete the messages that waited when a queue was measured, batch by batch, the lowest first.
 
-    Each batch has its own transaction, so an interrupted purge leaves whole batches. It waits for
-    messages that others have locked. Messages sent after the measurement stay.
+    Each batch has its own transaction, so an interrupted purge has deleted whole batches. The
+    purge waits for messages that others have locked. Messages sent after the measurement stay.
 
-    Batches are ranges of seqs of even width: about `batch` messages each, if the seqs have no gaps.
-    With `recorded` each writes an entry into the audit trail.
+    Batches are ranges of seqs of even width. A batch has about `batch` messages, if the seqs have
+    no gaps. With `recorded` each batch writes an entry into the audit trail.
 
     Returns:
         How many messages each batch deleted, after its commit.
     """
-    from sqlq_spark.receive.browse import cut  # noqa: PLC0415 - see cli
+    from sqlq_spark.receive.browse import split_range  # noqa: PLC0415 - see cli
 
     if depth.first is None or depth.last is None:
         return
     parts = max(1, -(-depth.messages // batch))
-    for first, stop in cut(depth.first, depth.last + 1, parts=parts):
+    for first, stop in split_range(depth.first, depth.last + 1, count=parts):
         yield _delete(connection, "purge_range", queue, recorded=recorded, first=first, stop=stop)
 
 
@@ -58,18 +59,18 @@ def purge_expired(connection: Connection, queue: QueueAddress, batch: int = BATC
     """
     Delete expired messages, batch by batch. Skips messages that others have locked.
 
-    Each batch has its own transaction, so locks and dead rows stay few. It is safe to run it
-    twice, because a receiver would delete expired messages too.
+    Each batch has its own transaction, so that there are few locks and dead rows at a time. It is
+    safe to run it twice, because a receiver would delete expired messages too.
 
     Returns:
         How many messages each batch deleted, after its commit. The first batch that is not full is
         the last one.
     """
-    found = batch
-    while found >= batch:
-        found = _delete(connection, "purge_expired", queue, messages=batch)
-        if found:
-            yield found
+    deleted = batch
+    while deleted >= batch:
+        deleted = _delete(connection, "purge_expired", queue, messages=batch)
+        if deleted:
+            yield deleted
 
 
 def _delete(
@@ -80,7 +81,7 @@ def _delete(
     recorded: bool = False,
     **values: Value,
 ) -> int:
-    """Delete one batch in a transaction, again after a deadlock; return how many messages."""
+    """Delete one batch in a transaction, and try again after a deadlock; return its messages."""
     import stamina  # noqa: PLC0415 - see cli
 
     for attempt in stamina.retry_context(on=Deadlock, attempts=ATTEMPTS, timeout=None):

@@ -1,10 +1,9 @@
 """
-The page of `sqlqueue report`: what waits, what failed, and what is wrong.
+Writes the page of `sqlqueue report`: what waits, what failed, and what is wrong.
 
-Of each error queue that the look read, it reads the headers of some messages, those with the lowest
-seqs. It reads no bodies, and no headers that are longer than what a statement returns of them.
-
-Locks nothing.
+It reads the error queues that the look has read. Of each it reads the headers of the messages with
+the lowest seqs. It reads no bodies. Headers that are longer than what the statement returns of them
+are left out. It locks nothing.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.compute as pc
 
 from sqlq_spark import errors
-from sqlq_spark.admin import formats, inspect, watch
-from sqlq_spark.admin.problems import CUT
+from sqlq_spark.admin import formats, queue_sizes, stats
+from sqlq_spark.admin.queue_checks import CUT
 from sqlq_spark.database import transaction
 from sqlq_spark.database.trust import READ, use
 from sqlq_spark.options.names import parse_table
@@ -35,15 +34,17 @@ if TYPE_CHECKING:
     Texts = tuple[str | None, ...]
 
 MOST = 20_000  # messages of an error queue whose headers are read
-PAGE = 1_000  # of them; at most 64 MB, because each is cut at 65,536 characters
-NAMES = 200  # exceptions, and queues of one: senders choose the names
+# Messages of one statement. They have at most 64 MB, because headers are cut at 65,536 characters.
+PAGE = 1_000
+# Exceptions that are kept, and queues of one exception. Senders choose these names.
+NAMES = 200
 LONGEST = 500  # characters of an untrusted text that are kept
-LONGEST_SHOWN = 300  # and that the page shows
-BARS = 12  # of one chart
+LONGEST_SHOWN = 300  # characters of a text that the page shows
+BARS = 12  # bars of one chart
 NONE = "(none)"
-# what may have happened to a queue that nobody named since the look; it stops no other
+# Errors that end the reading of one queue that nobody named. It may have changed since the look.
 LATER = (errors.QueueNotFound, errors.RightMissing, errors.TableRefused, errors.TimedOut)
-FAILURE = (
+GROUPED_HEADERS = (
     f"{wire.EXCEPTION_INFO}ExceptionType",
     f"{wire.EXCEPTION_INFO}Message",
     wire.FAILED_Q,
@@ -55,41 +56,49 @@ FAILURE = (
 
 
 def find_failures(
-    connection: Connection, look: watch.Look, *, are_named: bool
+    connection: Connection, look: stats.Look, *, are_named: bool
 ) -> list[dict[str, Any]]:
     """
-    Group the messages of each error queue by the type of their exception; no transaction is open.
+    Group the messages of each error queue by the type of their exception.
 
-    A queue that the look did not read is not read here either.
+    No transaction may be open. A queue that the look did not read is not read here either.
 
     Returns:
-        Each queue, how many messages it has, how many were read, and the groups, the largest first:
-        each with the queues where its messages failed, when first and last, and the text of one.
+        For each error queue its name, how many messages it has, how many were read, and the groups,
+        the largest first. A group has the queues where its messages failed, the times of the first
+        and the last failure, and one text of the exception.
     """
-    found = []
-    for its in look.queues:
-        if its.kind == watch.ERRORS and its.depth.first is not None:
+    failures = []
+    for queue in look.queues:
+        if queue.kind == stats.ERRORS and queue.depth.first is not None:
             with suppress(*() if are_named else LATER):
-                rows = [*read_headers(connection, its.depth, is_named=are_named)]
-                one = {"queue": its.queue, "messages": its.depth.messages, "read": len(rows)}
-                found.append(one | {"groups": group(rows)})
-    return found
+                rows = [*read_headers(connection, queue.depth, is_named=are_named)]
+                failure = {
+                    "queue": queue.queue,
+                    "messages": queue.depth.messages,
+                    "read": len(rows),
+                    "groups": group(rows),
+                }
+                failures.append(failure)
+    return failures
 
 
 def read_headers(
-    connection: Connection, depth: inspect.Depth, *, is_named: bool
+    connection: Connection, depth: queue_sizes.Depth, *, is_named: bool
 ) -> Iterator[Texts]:
     """
-    Read the headers FAILURE of a queue's lowest messages, each page in its own transaction.
+    Read GROUPED_HEADERS of a queue's lowest messages, each page in its own transaction.
 
-    It raises TableRefused if the queue's table must no longer be used.
+    Raises:
+        TableRefused: the queue's table must no longer be used.
     """
     queue = parse_table("queue", depth.queue, connection.names)
-    first, stop = depth.first or 0, (depth.last or 0) + 1
+    first = depth.first or 0
+    stop = (depth.last or 0) + 1
     for _ in range(0, MOST, PAGE):
         with transaction(connection):
             if not is_named:
-                connection.set_lock_timeout(inspect.LOCK_WAIT)
+                connection.set_lock_timeout(queue_sizes.UNNAMED_LOCK_WAIT)
             use(connection, [queue], READ)
             page = connection.arrow(
                 "browse_headers", tables={"queue": queue}, first=first, stop=stop, messages=PAGE
@@ -98,7 +107,7 @@ def read_headers(
             return
         texts = with_readable_texts(page)["headers"].combine_chunks()
         read = Headers(texts.filter(pc.less(pc.fill_null(pc.utf8_length(texts), 0), CUT)))
-        columns = (pc.utf8_slice_codeunits(read.text(name), 0, LONGEST) for name in FAILURE)
+        columns = (pc.utf8_slice_codeunits(read.text(name), 0, LONGEST) for name in GROUPED_HEADERS)
         yield from zip(*(each.to_pylist() for each in columns), strict=True)
         first = page["seq"][-1].as_py() + 1
 
@@ -108,16 +117,16 @@ def group(rows: list[Texts]) -> list[dict[str, Any]]:
     for exception, *facts in rows:
         failures[exception or NONE].append(facts)
     groups = []
-    for name, its in failures.items():
-        messages, queues, texts = zip(*its, strict=True)
+    for name, facts_of_group in failures.items():
+        messages, queues, texts = zip(*facts_of_group, strict=True)
         times = []
         for text in filter(None, texts):
             with suppress(wire.BadWireTime):
                 times.append(wire.parse_wire_time(text))
         one = {
             "exception": name,
-            "messages": len(its),
-            "queues": dict(Counter(each or NONE for each in queues).most_common(NAMES)),
+            "messages": len(facts_of_group),
+            "queues": dict(Counter(queue or NONE for queue in queues).most_common(NAMES)),
             "first": min(times, default=None),
             "last": max(times, default=None),
             "example": next(filter(None, messages), None),
@@ -129,9 +138,9 @@ def group(rows: list[Texts]) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- page
 
 
-def write_page(server: str, look: watch.Look, failures: list[dict[str, Any]]) -> str:
+def write_page(server: str, look: stats.Look, failures: list[dict[str, Any]]) -> str:
     """
-    The page: escaped, without scripts and external resources.
+    Return the page. Its texts are escaped, and it has no scripts and loads nothing.
 
     Names, types and exceptions are untrusted. The page's content security policy forbids scripts
     and requests.
@@ -139,10 +148,12 @@ def write_page(server: str, look: watch.Look, failures: list[dict[str, Any]]) ->
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - with --html only
 
     failed = Counter[str]()
-    for its in failures:
-        for one in its["groups"]:
-            failed[one["exception"]] += one["messages"]
-    waiting = {each.queue: each.depth.messages for each in look.queues if each.kind != watch.ERRORS}
+    for failure in failures:
+        for failed_alike in failure["groups"]:
+            failed[failed_alike["exception"]] += failed_alike["messages"]
+    waiting = {
+        queue.queue: queue.depth.messages for queue in look.queues if queue.kind != stats.ERRORS
+    }
     page = Environment(autoescape=True, undefined=StrictUndefined, finalize=shown)
     page.globals |= {"formats": formats, "shown": shown, "bars": BARS}
     template = files(__package__).joinpath("report.html").read_text(encoding="utf-8")
@@ -152,12 +163,12 @@ def write_page(server: str, look: watch.Look, failures: list[dict[str, Any]]) ->
         failures=failures,
         waiting=Counter(waiting),
         failed=failed,
-        columns={"queues": watch.QUEUE, "streams": watch.STREAM},
+        columns={"queues": stats.QUEUE_COLUMNS, "streams": stats.STREAM_COLUMNS},
     )
 
 
 def shown(value: object) -> object:
-    """A value of the page: without control characters, cut if it is too long."""
+    """Return a value as the page shows it: without control characters, and cut if it is long."""
     if hasattr(value, "__html__"):  # what a macro returned
         return value
     text = formats.plain(value)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass, replace
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING, NamedTuple
 
 from sqlq_spark.database import dialect_named
@@ -25,9 +25,9 @@ from sqlq_spark.wire.address import DELAYED, QueueAddress, delayed_of
 from sqlq_spark.wire.dialects import DEFAULT_DIALECT, DIALECTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from sqlq_spark.database import Tables
+    from sqlq_spark.database import Dialect, Tables
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import Names
 
@@ -37,8 +37,9 @@ BEGIN: tuple[StatementName, ...] = (
     *(step.forward for step in STEPS),
     "install_state",
 )
-# role → kind of table → its rights; the first statement begins with the comment above them
-RIGHTS: dict[str, dict[str, tuple[StatementName, ...]]] = {
+# Role → kind of table → statements that grant its rights. The comment of the first statement stands
+# above all grants of the role.
+ROLE_RIGHTS: dict[str, dict[str, tuple[StatementName, ...]]] = {
     "reader": {
         "state": ("script_reader",),
         "own": ("script_receive",),
@@ -60,16 +61,16 @@ RIGHTS: dict[str, dict[str, tuple[StatementName, ...]]] = {
     },
     "producer": {"own": ("script_produce",)},
 }
-# line ends of all kinds, and NUL
+# Line ends of all kinds, and NUL, which a role's name must not have.
 UNUSABLE = "[\0\n\r\v\f\x1c-\x1e\x85\u2028\u2029]"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:
-    """The roles and what they may do. The script creates missing ones, without a login."""
+    """The roles of the script, which creates those that are missing, without a login."""
 
     reader: str = "sqlqueue_reader"
-    sender: str | None = "sqlqueue_sender"  # None: no such role, as of those below
+    sender: str | None = "sqlqueue_sender"  # None: the script has no such role, as for the next two
     operator: str | None = None  # may run `sqlqueue`
     producer: str | None = None  # may send to the queues, as endpoints do
 
@@ -93,7 +94,7 @@ def of_domain(name: str | None) -> tuple[str, str, str]:
     return f"sqlqueue_{name}", f"{name}_reader", f"{name}_sender"
 
 
-def script(
+def write_script(
     *endpoints: Endpoint,
     state: str,
     subscriptions: QueueAddress | None = None,
@@ -108,11 +109,11 @@ def script(
     Write the script.
 
     Args:
-        endpoints: their queues are created. The reader may receive from the endpoints' own queues,
-            and insert into their error and audit queues. The sender and the producer may send to
-            the own queues. An operator may do both with all queues.
+        endpoints: the script creates their queues. The reader may receive from the endpoints' own
+            queues, and insert into their error and audit queues. The sender and the producer may
+            send to the own queues. An operator may do both with all queues.
         state: schema of the state tables.
-        subscriptions: the subscription table. It is created, and the sender may read it.
+        subscriptions: the subscription table. The script creates it, and the sender may read it.
         roles: which roles to grant to.
         body_string: also add the column BodyString to each queue.
         delayed: also create the tables of delayed messages; the reader may move due messages.
@@ -125,75 +126,140 @@ def script(
             database, which a GRANT cannot.
     """
     names = DIALECTS[dialect]
-    used = {use: name for use, name in asdict(roles or Roles()).items() if name is not None}
-    tables: dict[str, list[Tables]] = {
+    role_names = {role: name for role, name in asdict(roles or Roles()).items() if name is not None}
+    tables = tables_by_kind(endpoints, subscriptions, delayed=delayed)
+    given = [state, *role_names.values(), *filter(None, [database])]
+    check_names(names, given, tables)
+    writer = ScriptWriter(
+        names=names,
+        dialect=dialect_named(dialect),
+        commented=Statements.read(dialect, comments=True),
+        state=state,
+        tables=tables,
+        words={
+            "owners_escaped": _escape(json.dumps([*trusted])),
+            "made_escaped": _escape(json.dumps([*quoted_tables(names, tables)])),
+            "roles_escaped": _escape(json.dumps([*role_names.values()])),
+            "database_escaped": _escape(database or ""),
+            "database": _word(database or "the_database"),
+        },
+    )
+    parts = [
+        *(writer.fill(writer.commented[name]) for name in BEGIN),
+        writer.creations(body_string=body_string),
+        writer.roles([*role_names.values()]),
+        *(writer.grants(role, name) for role, name in role_names.items()),
+        writer.commented["script_end"],
+    ]
+    return writer.dialect.join_script(parts)
+
+
+def tables_by_kind(
+    endpoints: Sequence[Endpoint], subscriptions: QueueAddress | None, *, delayed: bool
+) -> dict[str, list[Tables]]:
+    """Return the tables of a script by their kind, each with its place in the statements."""
+    with_delayed = endpoints if delayed else ()
+    return {
         "state": [{}],
-        "own": [{"queue": queue} for its in endpoints for queue in its.own],
-        "shared": [{"queue": queue} for its in endpoints for queue in its.shared],
+        "own": [{"queue": queue} for endpoint in endpoints for queue in endpoint.own],
+        "shared": [{"queue": queue} for endpoint in endpoints for queue in endpoint.shared],
         "delayed": [
-            {"queue": its.primary, "delayed": delayed_of(its.primary)}
-            for its in endpoints
-            if delayed
+            {"queue": endpoint.primary, "delayed": delayed_of(endpoint.primary)}
+            for endpoint in with_delayed
         ],
         "subscriptions": [] if subscriptions is None else [{"subscriptions": subscriptions}],
     }
-    given = [state, *used.values(), *filter(None, [database])]
-    for each in (queue for some in tables.values() for its in some for queue in its.values()):
-        given += filter(None, (each.table, each.schema))
-        if each.catalog is not None:
-            reason = "run the script in its database, and leave the database out of the name"
-            raise BadAddress(text=names.print_address(each), reason=reason)
-    for name in given:
-        names.check_for_script(name)
-    created = [
-        names.quote_address(queue)
-        for kind in ("own", "shared", "delayed", "subscriptions")
-        for its in tables[kind]
-        for queue in its.values()
-    ]
-    writer = dialect_named(dialect)
-    script_words = {
-        "owners_escaped": _escape(json.dumps([*trusted])),
-        "made_escaped": _escape(json.dumps(created)),
-        "roles_escaped": _escape(json.dumps([*used.values()])),
-        "database_escaped": _escape(database or ""),
-        "database": _word(database or "the_database"),
-    }
-    bare, commented = writer.STATEMENTS, Statements.read(dialect, comments=True)
 
-    def write(text: str, its: Tables | None = None, *, role: str = "", roles: str = "") -> str:
-        quoted = names.quote_name(role)
-        words = {"role": quoted, "role_escaped": _escape(quoted), "roles": roles}
-        return writer.fill_names(
-            text, state, its or {}, role_name=_escape(role), **words, **script_words
+
+def check_names(names: Names, given: Sequence[str], tables: Mapping[str, Sequence[Tables]]) -> None:
+    """Refuse an address with a database, and names that the tool of a DBA would misread."""
+    parts = [*given]
+    for places in chain(*tables.values()):
+        for address in places.values():
+            if address.catalog is not None:
+                reason = "run the script in its database, and leave the database out of the name"
+                raise BadAddress(text=names.print_address(address), reason=reason)
+            parts += filter(None, (address.table, address.schema))
+    for part in parts:
+        names.check_for_script(part)
+
+
+def quoted_tables(names: Names, tables: Mapping[str, Sequence[Tables]]) -> Iterator[str]:
+    """Give the tables that a script creates; those of state schemas are not among them."""
+    for kind in ("own", "shared", "delayed", "subscriptions"):
+        for places in tables[kind]:
+            yield from map(names.quote_address, places.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptWriter:
+    """Writes the parts of one script."""
+
+    names: Names
+    dialect: Dialect
+    commented: Statements  # with the comments above them
+    state: str  # schema of the state tables
+    tables: Mapping[str, Sequence[Tables]]  # by kind
+    words: Mapping[str, str]  # that are the same in all parts
+
+    def fill(
+        self, text: str, tables: Tables | None = None, *, role: str = "", roles: str = ""
+    ) -> str:
+        """Put the names of tables and of a role into the braces of a statement."""
+        quoted = self.names.quote_name(role)
+        return self.dialect.fill_names(
+            text,
+            self.state,
+            tables or {},
+            role_name=_escape(role),
+            role=quoted,
+            role_escaped=_escape(quoted),
+            roles=roles,
+            **self.words,
         )
 
-    parts = [write(commented[name]) for name in BEGIN]
-    statements = ["create_queue", *(["add_body_string"] if body_string else [])]
-    made = {"own": statements, "shared": statements, "delayed": ["create_delayed"]}
-    made["subscriptions"] = ["create_subscriptions"]
-    creations = [
-        write(bare[name], its) for kind in made for its in tables[kind] for name in made[kind]
-    ]
-    parts.append("-- Queues, as the transport creates them.\n" + _join(creations))
-    missing = ";\n".join(write(bare["script_role"], role=role) for role in used.values())
-    parts.append(write(commented["script_roles"], roles=missing))
-    for use, role in used.items():
-        (first, *_), *_ = RIGHTS[use].values()
-        comment = commented[first].removesuffix(bare[first])
-        grants = [
-            write(grant, its, role=role)
-            for kind, rights in RIGHTS[use].items()
-            for its, right in product(tables[kind], rights)
+    def creations(self, *, body_string: bool) -> str:
+        """Return the part that creates the queues and the tables beside them."""
+        of_queue: list[StatementName] = ["create_queue"]
+        if body_string:
+            of_queue.append("add_body_string")
+        statements: dict[str, list[StatementName]] = {
+            "own": of_queue,
+            "shared": of_queue,
+            "delayed": ["create_delayed"],
+            "subscriptions": ["create_subscriptions"],
+        }
+        bare = self.dialect.STATEMENTS
+        filled = (
+            self.fill(bare[name], tables)
+            for kind, created in statements.items()
+            for tables, name in product(self.tables[kind], created)
+        )
+        return "-- Queues, as the transport creates them.\n" + _join(filled)
+
+    def roles(self, names: Sequence[str]) -> str:
+        """Return the part that creates the roles that are missing."""
+        bare = self.dialect.STATEMENTS["script_role"]
+        missing = ";\n".join(self.fill(bare, role=name) for name in names)
+        return self.fill(self.commented["script_roles"], roles=missing)
+
+    def grants(self, role: str, name: str) -> str:
+        """Return the part that grants a role its rights, below the comment of their statement."""
+        bare = self.dialect.STATEMENTS
+        rights_by_kind = ROLE_RIGHTS[role]
+        first = next(iter(rights_by_kind.values()))[0]
+        comment = self.commented[first].removesuffix(bare[first])
+        filled = (
+            self.fill(grant, tables, role=name)
+            for kind, rights in rights_by_kind.items()
+            for tables, right in product(self.tables[kind], rights)
             for grant in bare[right].split(";\n")
-        ]
-        parts.append(write(comment, role=role) + _join(grants))
-    parts.append(commented["script_end"])
-    return writer.join_script(parts)
+        )
+        return self.fill(comment, role=name) + _join(filled)
 
 
 def _escape(text: str) -> str:
-    """Return a text as it stands inside a literal."""
+    """Return a text as it is written inside a literal of SQL."""
     return text.replace("'", "''")
 
 
@@ -203,7 +269,7 @@ def _word(name: str) -> str:
 
 
 def _join(statements: Iterable[str]) -> str:
-    """Statements in one part of the script, each once."""
+    """Join the statements of one part of the script. A statement that is repeated is left out."""
     return ";\n".join(dict.fromkeys(statements))
 
 
@@ -279,7 +345,7 @@ def endpoint(
 
 
 def _derive(flag: str, naming: Names, primary: QueueAddress, text: str) -> QueueAddress:
-    """The queue whose name follows the endpoint's, unless `text` is a whole address."""
+    """Return the queue whose name begins with the endpoint's, unless `text` is a whole address."""
     given = parse_queue(flag, text, naming)
     if given != QueueAddress(text):
         return given

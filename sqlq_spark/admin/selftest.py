@@ -1,9 +1,10 @@
 """
-A run of `sqlqueue selftest`: its place on a server, its checks, and the clean-up.
+Runs `sqlqueue selftest`: makes a place on a server, runs the checks in it, and cleans up.
 
-A run makes schemas, roles and logins whose names begin with its mark. It drops them at its end, and
-those that a killed run has left. Each check has a queue of its own, and yields what it saw beside
-what was promised. Its docstring is the promise. The package's own work sends and receives.
+A run makes schemas, roles and logins whose names begin with its mark. It drops them at its end. It
+also drops those that a killed run has left. Each check has a queue of its own. It sends and
+receives as the package does, and yields what it saw beside what was promised. The docstring of a
+check is the promise.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ import pyarrow as pa
 import stamina
 
 from sqlq_spark import errors
-from sqlq_spark.admin import checks, inspect
-from sqlq_spark.admin.script import RIGHTS, Endpoint, Roles, script
+from sqlq_spark.admin import doctor, state_tables
+from sqlq_spark.admin.receipts import return_receipt
+from sqlq_spark.admin.script import ROLE_RIGHTS, Endpoint, Roles, write_script
 from sqlq_spark.database import dialect_named, find_same, schema, transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.names import names_of, with_login
-from sqlq_spark.receive import driver, offset, receipts
+from sqlq_spark.receive import batch, driver
 from sqlq_spark.receive import task as tasks
 from sqlq_spark.send import dispatch, insert, sender, subscriptions
 from sqlq_spark.wire.address import QueueAddress, delayed_of
@@ -40,31 +42,38 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.database.statements import StatementName
 
 Seen: TypeAlias = "Iterator[tuple[Any, ...]]"  # what, the value found, and the promised one if any
 Check: TypeAlias = "Callable[[Bench], Seen]"
 
 MARK = "sqlqueue_selftest_"
-LONGEST = 3600  # seconds of a run: older names are of one that was killed
-PAUSE = 0.5  # seconds in which what does not have to wait is done
-WAIT = 60.0  # seconds after which what must not wait has waited
-FILLED = 40_000  # messages before plans are made, half of them delayed: of few a scan is cheaper
-LARGE_ROWS, LARGE = 20_000, secrets.token_bytes(8500)  # of the check of locks: bodies of two pages
-MEASURED = 100_000  # messages of the figures
+# A run takes less than this. A name with an older time is of a run that was killed.
+LONGEST = 3600  # seconds
+# Work that does not have to wait for a lock is done within this time.
+PAUSE = 0.5  # seconds
+# Work that is not done after this time has waited for a lock.
+WAIT = 60.0  # seconds
+# The messages of a queue whose plans are looked at, half of them delayed. In a smaller table a scan
+# would be cheaper.
+FILLED = 40_000
+# The messages of the check of locks. A body takes two pages.
+LARGE_ROWS = 20_000
+LARGE = secrets.token_bytes(8500)
+# The messages of the figures.
+MEASURED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFact:
-    """What a server says of itself, or whether this login has a right: `true`, `false`."""
+    """What a server says about itself, or whether this login has a right: `true`, `false`."""
 
     name: str
-    value: str | None  # None: it does not say
+    value: str | None  # None: the server does not say it
 
 
 @dataclass(frozen=True, slots=True)
 class StatementCost:
-    """What a server has counted for one plan of a statement."""
+    """What a server has measured of one plan of a statement."""
 
     statement: str
     executions: int
@@ -81,7 +90,7 @@ class Bench:
     """One check's queue, and its sessions, which end with the check."""
 
     given: dict[str, Any]  # options that say where the database is
-    queue: QueueAddress  # in the schema of the state tables, which is the mark of the run
+    queue: QueueAddress  # its schema is that of the state tables too, and is the mark of the run
     figures: dict[str, Any]  # for the report
     stack: ExitStack
 
@@ -89,12 +98,13 @@ class Bench:
         return replace(self.queue, table=name)
 
     def create(self, name: str) -> Bench:
-        """Create what is not there: the state tables, and a queue, whose bench is returned."""
-        its, connection = replace(self, queue=self.table(name)), self.open()
+        """Create a queue, and the state tables if they are missing; return the queue's bench."""
+        bench = replace(self, queue=self.table(name))
+        connection = self.open()
         schema.install(connection)
-        schema.create_queue(connection, its.queue, body_string="BodyString" in name)
-        schema.create_delayed(connection, its.queue)
-        return its
+        schema.create_queue(connection, bench.queue, body_string="BodyString" in name)
+        schema.create_delayed(connection, bench.queue)
+        return bench
 
     def options(self, kind: Any, **more: str) -> Any:  # noqa: ANN401 - of a source or a sink
         queue = names_of(self.given["url"]).print_address(self.queue)
@@ -107,8 +117,9 @@ class Bench:
         return self.session().open()
 
     def as_login(self, role: str) -> Bench:
-        """Make a login in a role; return the same bench with its sessions."""
-        connection, login = self.open(), f"{role}_login"
+        """Make a login in a role; return a bench on the same queue whose sessions use the login."""
+        connection = self.open()
+        login = f"{role}_login"
         password = f"aA1-{secrets.token_urlsafe(18)}"
         text = dialect_named(connection.names.dialect).STATEMENTS["script_login"]
         connection.run_script(text.format(login=login, role=role, password=password))
@@ -117,13 +128,13 @@ class Bench:
         return replace(self, given={**given, "url": with_login(url, login, password)})
 
     def beside(self, work: Callable[..., Any], *args: Any) -> Future[Any]:  # noqa: ANN401
-        """Run something in a thread; return when it is done, or has to wait for a lock."""
+        """Run some work in a thread; return when it is done, or when it waits for a lock."""
         running = self.stack.enter_context(ThreadPoolExecutor(1)).submit(work, *args)
         wait([running], PAUSE)
         return running
 
     def send(self, bodies: list[bytes], session: Session | None = None, /, **more: Any) -> None:  # noqa: ANN401
-        """Send messages, by default exactly once; `more` are options, and columns as lists."""
+        """Send messages, by default exactly once. `more` has options, and columns as lists."""
         columns = {name: more.pop(name) for name in [*more] if isinstance(more[name], list)}
         options, session = self.options(SinkOptions, **more), session or self.session()
         frame = pa.table({"body": bodies, **columns}).to_batches()
@@ -131,62 +142,70 @@ class Bench:
         if options.delivery == "atLeastOnce":
             insert.send_now(session, chunks, options)
             return
-        staged = dispatch.stage(self.session(), chunks, sink=secrets.token_hex(8), batch=0)
+        staged = dispatch.stage(self.session(), chunks, sink=secrets.token_hex(8), sink_batch=0)
         session.run_with_retries(partial(dispatch.dispatch, staged=[staged], options=options))
 
-    def batches(self, **more: str) -> Iterator[tasks.Task]:
-        """Begin a stream; give the task of each batch, acknowledge it, and end with the queue."""
+    def batches(self, **more: str) -> Iterator[batch.Task]:
+        """Begin a stream; give each batch's task and acknowledge it, until the queue is empty."""
         options = self.options(SourceOptions, maxConcurrency="1", **more)
-        stream = driver.StreamDriver(options, time.monotonic, checks.at_start)
+        stream = driver.StreamDriver(options, time.monotonic, doctor.at_start)
         self.stack.callback(stream.close)
-        end = offset.INITIAL
+        end = batch.INITIAL
         while (following := stream.latest(end)) != end:
             end = following
             yield from stream.tasks(end)
 
-    def receive(self, task: tasks.Task, connection: Connection | None = None) -> pa.Table:
+    def receive(self, task: batch.Task, connection: Connection | None = None) -> pa.Table:
         return tasks.receive(connection or self.open(), task, spark_batch=NO_SPARK_BATCH)
 
 
 def at_commit(connection: Connection, work: Callable[[], Any], *, after: bool = False) -> list[Any]:
-    """Work before each commit, or after it and commit again; return what the work will give."""
-    run_now = connection.run
-    gave: list[Any] = []
+    """
+    Work before each commit of a connection, or after it, and then commit again.
 
-    def run_paused(statement: StatementName, **more: Any) -> None:  # noqa: ANN401
-        if statement == "commit":
-            if after:
-                run_now(statement)
-            gave.append(work())
-            time.sleep(PAUSE)  # until a session that was ended is gone
-        run_now(statement, **more)
+    Returns:
+        The list to which each work adds its result.
+    """
+    results: list[Any] = []
 
-    vars(connection)["run"] = run_paused
-    return gave
+    def commit_beside_work(commit: Callable[[], None]) -> None:
+        if after:
+            commit()
+        results.append(work())
+        time.sleep(PAUSE)  # until a session that was ended is gone
+        commit()
+
+    connection.around_commit = commit_beside_work
+    return results
 
 
-def run(given: dict[str, Any], chosen: Sequence[Check]) -> Generator[dict[str, Any], None, None]:
-    """Run checks, one after the other, in schemas of their own; yield what became of each."""
+def run_checks(
+    given: dict[str, Any], chosen: Sequence[Check]
+) -> Generator[dict[str, Any], None, None]:
+    """Run checks, one after the other, in schemas of their own; yield the result of each."""
     now = int(time.time())
     mark = f"{MARK}{now:08x}_{secrets.token_hex(2)}"
     bench = Bench(given, QueueAddress("q", mark), {}, ExitStack())
     with bench.stack as stack:
         stack.callback(logging.disable, logging.root.manager.disable)
-        logging.disable(logging.WARNING)  # of what is made to happen
-        with suppress(Exception):  # what another login has left
-            drop(bench.open(), MARK, f"{MARK}{now - LONGEST:08x}")
-        stack.callback(lambda: drop(bench.open(), mark, f"{mark}~"))
+        logging.disable(logging.WARNING)  # the checks make things happen that are logged
+        with suppress(Exception):  # another login may have left things that this one cannot drop
+            drop_remains(bench.open(), MARK, f"{MARK}{now - LONGEST:08x}")
+        stack.callback(lambda: drop_remains(bench.open(), mark, f"{mark}~"))
         yield from (run_check(check, bench) for check in chosen)
 
 
 def run_check(check: Check, bench: Bench) -> dict[str, Any]:
-    """Run one check with a queue of its own; an error is what it saw."""
-    name, started, seen = check.__name__, time.monotonic(), list[str]()
-    its = replace(bench, stack=ExitStack(), figures={})
+    """Run one check with a queue of its own. If it raises an error, the error is what it saw."""
+    name = check.__name__
+    started = time.monotonic()
+    seen: list[str] = []
+    its_bench = replace(bench, stack=ExitStack(), figures={})
     result: dict[str, Any] = {"check": name, "promise": check.__doc__, "outcome": "passed"}
     try:
-        with its.stack:
-            for what, found, *promised in check(its if check is facts else its.create(name)):
+        with its_bench.stack:
+            place = its_bench if check is facts else its_bench.create(name)
+            for what, found, *promised in check(place):
                 seen.append(f"{what}: {found}")
                 if promised and promised != [found]:
                     result["outcome"] = "failed"
@@ -194,16 +213,21 @@ def run_check(check: Check, bench: Bench) -> dict[str, Any]:
     except errors.Cancelled:
         raise
     except Exception as error:  # noqa: BLE001 - the next check runs all the same
-        lacks = isinstance(error, errors.RightMissing) or "permission" in str(error)  # of a driver
+        # a driver's own error may say it too
+        lacks = isinstance(error, errors.RightMissing) or "permission" in str(error)
         if result["outcome"] == "passed":
             result["outcome"] = "not checked" if lacks else "failed"
         seen.append(f"{type(error).__name__}: {error}")
     seconds = round(time.monotonic() - started, 3)
-    return result | {"seen": ", ".join(seen), "seconds": seconds, "figures": its.figures}
+    return result | {"seen": ", ".join(seen), "seconds": seconds, "figures": its_bench.figures}
 
 
-def drop(connection: Connection, lowest: str, highest: str) -> None:
-    """Drop what runs have made, by its names; a login is kept by a session that is just ending."""
+def drop_remains(connection: Connection, lowest: str, highest: str) -> None:
+    """
+    Drop everything that runs have made, by its names.
+
+    It is tried again, because a login cannot be dropped while its session is just ending.
+    """
     for attempt in stamina.retry_context(on=Exception, attempts=5, wait_initial=PAUSE):
         with attempt:
             for text in connection.values("selftest_remains", lowest=lowest, highest=highest):
@@ -211,7 +235,7 @@ def drop(connection: Connection, lowest: str, highest: str) -> None:
 
 
 def facts_of(connection: Connection) -> dict[str, str | None]:
-    """Return what a server says of itself, by name."""
+    """Return what a server says about itself, by name."""
     return {fact.name: fact.value for fact in connection.rows("selftest_facts", ServerFact)}
 
 
@@ -223,7 +247,7 @@ def facts(bench: Bench) -> Seen:
     yield "version", " ".join(bench.figures["version"].split())
     if "server_encoding" in bench.figures:
         yield "encoding", bench.figures["server_encoding"], "UTF8"
-    yield "errors", [each.found for each in checks.of_server(connection) if each.rank == 0], []
+    yield "errors", [each.found for each in doctor.of_server(connection) if each.rank == 0], []
 
 
 def statements(bench: Bench) -> Seen:
@@ -258,14 +282,14 @@ def new_task(bench: Bench) -> Seen:
     """A second attempt and the acknowledgement wait for the first; a later one gets nothing."""
     bench.send([b"x"] * 5)
     task = next(batches := bench.batches())
-    # the session of the second attempt is open before: a slow login would come after the commit
+    # The session of the second attempt is opened now. After a slow login it would come too late.
     others = (bench.receive, task, bench.open()), (next, batches, None)
     gave = at_commit(connection := bench.open(), lambda: [*starmap(bench.beside, others)])
     yield "received", bench.receive(task, connection).num_rows, 5
     second, acknowledged = gave[0]
     yield "second", type(second.exception(WAIT)).__name__, "ReceiptExists"
     acknowledged.result(WAIT)
-    yield "receipts", inspect.receipts(connection, stream=task.stream), []
+    yield "receipts", state_tables.list_receipts(connection, stream=task.stream), []
     yield "later", type(bench.beside(bench.receive, task).exception(WAIT)).__name__, "StaleTask"
 
 
@@ -292,7 +316,7 @@ def cut_connection(bench: Bench) -> Seen:
     for moment, cut in product(moments, ("send", "receive")):
         session, holder = bench.session(), bench.open()
         work: Any = partial(bench.send, bodies, session)
-        if cut == "receive":  # what the cut send has sent
+        if cut == "receive":  # the messages of the send that was cut
             task = next(bench.batches())
             yield f"sent, cut {moment}", task.messages, len(bodies)
             work = partial(session.run_with_retries, partial(bench.receive, task))
@@ -302,7 +326,7 @@ def cut_connection(bench: Bench) -> Seen:
         if "commit" in moment:
             at_commit(connection, end, after="after" in moment)
         with transaction(holder):
-            holder.run("lock_queue", tables={"queue": bench.queue})  # the work waits for it
+            holder.run("lock_queue", tables={"queue": bench.queue})  # the work waits for this lock
             running = bench.beside(work)
             if "statement" in moment:
                 end()
@@ -323,7 +347,7 @@ def locks(bench: Bench) -> Seen:
 
     gave = at_commit(connection, look)
     bench.send([LARGE] * LARGE_ROWS, session)
-    # without a receipt, which would hold no more than 64 MiB
+    # A receipt would hold at most 64 MiB, so this task has none.
     task = replace(next(bench.batches()), stream=None, messages=LARGE_ROWS, bytes=1 << 40)
     yield "received", bench.receive(task, connection).num_rows, LARGE_ROWS
     yield "received beside, and locks of the table", gave, [[1], [1]]
@@ -334,8 +358,8 @@ def roles(bench: Bench) -> Seen:
     connection, mark, topics = bench.open(), bench.queue.schema, ["Shop.Event"]
     team = replace(bench, queue=replace(bench.queue, schema=f"{mark}_team"))
     queue, bad, events = team.queue, team.table("error"), team.table("events")
-    made = {use: f"{mark}_{use}" for use in RIGHTS}
-    text = script(
+    made = {use: f"{mark}_{use}" for use in ROLE_RIGHTS}
+    text = write_script(
         Endpoint([queue], [bad]),
         state=str(queue.schema),
         subscriptions=events,
@@ -360,9 +384,9 @@ def roles(bench: Bench) -> Seen:
         producer.send([b"x"] * 2, delivery="atLeastOnce")
         reader.receive(task := next(batches))
         with transaction(desk):
-            yield "returned", receipts.return_(desk, task.key, queue), 2
+            yield "returned", return_receipt(desk, task.key, queue), 2
         yield "purged", driver.purge(desk, [queue]), 2
-        yield "trail", len(inspect.trail(desk, entries=10)), 1
+        yield "trail", len(state_tables.read_trail(desk, entries=10)), 1
     except errors.RightMissing as error:
         yield "refused", str(error), "nothing"
 
@@ -377,7 +401,9 @@ def databases(bench: Bench) -> Seen:
         name, text = scripts[collation]
         bench.open().run_script(text)
         url = urlsplit(bench.given["url"])._replace(path=f"/{name}").geturl()
-        bench.figures[collation] = results = [*run({**bench.given, "url": url}, IN_EACH_DATABASE)]
+        bench.figures[collation] = results = [
+            *run_checks({**bench.given, "url": url}, IN_EACH_DATABASE)
+        ]
         yield collation, [each["check"] for each in results if each["outcome"] == "failed"], []
 
 

@@ -1,34 +1,31 @@
-"""The command `demo`: its progress, and what was counted."""
+"""The command `demo`: shows its progress, and what it counted."""
 
 from __future__ import annotations
 
 import signal
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003 - typer reads it at run time
+from typing import Annotated
 
 from rich.progress import Progress, TextColumn
-from typer import Typer
+from typer import Option, Typer
 
 from sqlq_spark.cli import screen
-from sqlq_spark.cli.options import FOUND, Context, OfflineCommand, Positive, fail
+from sqlq_spark.cli.options import FOUND, Context, OfflineCommand, fail_command
 
 app = Typer()
 
 
 @app.command("demo", cls=OfflineCommand)
-def demo_(
+def demo_command(
     context: Context,
     *,
-    messages: Positive = 200_000,
-    keep: Path | None = None,
+    messages: Annotated[int, Option(min=1, help="Messages to send.")] = 200_000,
+    keep: Annotated[
+        Path | None, Option(help="Keep table, checkpoint and logs in this new folder.")
+    ] = None,
 ) -> None:
-    """
-    Send messages, receive them, kill the stream twice within a batch, and count; needs Java.
-
-    Options:
-        messages: Messages to send.
-        keep: Keep table, checkpoint and logs in this new folder.
-    """
+    """Send messages, receive them, kill the stream twice within a batch, and count; needs Java."""
     from sqlq_spark import demo  # noqa: PLC0415 - other commands need neither it nor pyarrow
 
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -36,15 +33,15 @@ def demo_(
     columns = *Progress.get_default_columns(), TextColumn("{task.fields[count]}")
     bars = Progress(*columns, console=screen.out(quiet=context.obj.as_json))
     try:
-        result = demo.run(bars, messages=messages, keep=keep)
+        result = demo.run_demo(bars, messages=messages, keep=keep)
     except demo.JobFailed as error:
-        fail(str(error))
+        fail_command(str(error))
     figures = asdict(result) | {"good": result.good}
     if context.obj.as_json:
         screen.print_json(figures)
     else:
         counted = [(value, name.replace("_", " ")) for name, value in figures.items()]
-        screen.show(("", "counted by message id"), counted, "figures")
+        screen.show_table(("", "counted by message id"), counted, "figures")
         if keep is not None:
             screen.say(f"{keep} contains: table, checkpoint, spark.log, postgresql")
     if not result.good:

@@ -1,11 +1,11 @@
 """
-The commands that make what an endpoint needs, and end it.
+The commands that make what an endpoint needs, and that remove it.
 
 `install`, `create` and `script` make tables. `subscribe`, `unsubscribe` and `subscribers` are about
 subscriptions. `retire` drops a queue that is no longer used.
 
 `retire` loses no message that arrives meanwhile. First the queue is unsubscribed. Endpoints keep
-the subscribers that they have read for a moment, so the command waits for PATIENCE. Then one
+the subscribers that they have read for a moment, so the command waits for that time. Then one
 transaction locks the tables, counts again, and drops them. A sender that waits for the lock fails
 when the table is gone, so its message is not lost.
 """
@@ -16,20 +16,20 @@ import time
 from dataclasses import asdict, replace
 from functools import partial
 from operator import gt
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
-from typer import Argument, Typer
+from typer import Argument, Option, Typer
 
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin import queue_sizes, state_tables
 from sqlq_spark.admin import script as scripts
-from sqlq_spark.admin.checks import subscriptions_of
-from sqlq_spark.admin.formats import Column, quantity
+from sqlq_spark.admin.doctor import subscriptions_of
+from sqlq_spark.admin.formats import ShownColumn, quantity
 from sqlq_spark.cli import options as cli
 from sqlq_spark.cli import screen
 from sqlq_spark.cli.options import AskingCommand, Command, Context
 from sqlq_spark.cli.screen import print_json, say_error
 from sqlq_spark.database import find_same, schema, transaction
-from sqlq_spark.database.destinations import RETURNED, Destinations
+from sqlq_spark.database.destinations import RETURNED_COLUMNS, Destinations
 from sqlq_spark.database.trust import READ, use_delayed
 from sqlq_spark.options.names import parse_queue, parse_table
 from sqlq_spark.send import subscriptions
@@ -37,17 +37,18 @@ from sqlq_spark.wire.address import delayed_of
 from sqlq_spark.wire.dialects import DEFAULT_DIALECT, DIALECTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from sqlq_spark.cli.options import Shared
     from sqlq_spark.database import Connection
+    from sqlq_spark.send.subscriptions import Subscription
     from sqlq_spark.wire.address import QueueAddress
 
 app = Typer()
 
 
-@app.command(cls=cli.StateCommand)
-def install(context: Context, *, domain: str | None = None) -> None:
+@app.command("install", cls=cli.StateCommand)
+def install_command(context: Context, *, domain: cli.Domain = None) -> None:
     """Create the state tables, if they are missing. Streams and exactlyOnce writes need them."""
     own = context.obj.state_schema or (domain and scripts.of_domain(domain)[0])
     options = replace(context.obj, state_schema=own).database()
@@ -56,10 +57,6 @@ def install(context: Context, *, domain: str | None = None) -> None:
     state = options.state_schema
     result = {"stateSchema": state, "server": connection.server}
     context.answer(result, f"the state tables are in schema {state} of {connection.server}")
-
-
-# what `create` and `script` make beside an endpoint's queue
-QUEUES = ("instance", "qualifier", "error", "audit", "delayed", "body_string")
 
 
 def name_queues(shared: Shared, queue: str) -> scripts.Endpoint:
@@ -74,8 +71,14 @@ def name_queues(shared: Shared, queue: str) -> scripts.Endpoint:
     )
 
 
-@app.command(cls=Command.having(*QUEUES))
-def create(context: Context, queue: str) -> None:
+class CreateCommand(Command):
+    """The options of `create`."""
+
+    shared = (*cli.ENDPOINT_QUEUES, *Command.shared)
+
+
+@app.command("create", cls=CreateCommand)
+def create_command(context: Context, queue: cli.QueueName) -> None:
     """
     Create an endpoint's missing queues, with the tables that the transport creates.
 
@@ -84,62 +87,89 @@ def create(context: Context, queue: str) -> None:
     and satellites are in the schema of QUEUE.
     """
     shared = context.obj
-    made, waiting = name_queues(shared, queue), None
+    endpoint = name_queues(shared, queue)
     connection = context.connect(shared.database())
-    for each in made.queues:
-        schema.create_queue(connection, each, body_string=shared.body_string)
-    names = [connection.printed(each) for each in made.queues]
+    for address in endpoint.queues:
+        schema.create_queue(connection, address, body_string=shared.body_string)
+    names = [connection.printed(address) for address in endpoint.queues]
+    waiting = None
     if shared.delayed:
-        schema.create_delayed(connection, made.primary)
-        waiting = connection.printed(delayed_of(made.primary))
+        schema.create_delayed(connection, endpoint.primary)
+        waiting = connection.printed(delayed_of(endpoint.primary))
     result = {"queues": names, "delayed": waiting, "server": connection.server}
     places = ", ".join(filter(None, (*names, waiting)))
     context.answer(result, f"in {connection.server}: {places}")
 
 
-@app.command(cls=cli.OfflineCommand.having(*QUEUES, "state_schema", "trusted_owners"))
-def script(
-    context: Context,
-    queues: Annotated[
-        list[str], Argument(help=f"{cli.HELP['queue']} Several have the same roles.")
-    ],
-    *,
-    dialect: str = DEFAULT_DIALECT,
-    domain: str | None = None,
-    reader: str | None = None,
-    sender: str | None = None,
-    no_sender: bool = False,
-    operator: str | None = None,
-    producer: str | None = None,
-    subscription_table: str | None = None,
-    database: str | None = None,
-) -> None:
-    """
-    Print DDL and GRANTs for queues and state tables, for a DBA. Does not connect.
+ScriptQueues = Annotated[list[str], Argument(help=f"{cli.QUEUE_HELP} Several have the same roles.")]
+DialectName = Annotated[str, Option(help=" or ".join(DIALECTS))]
+ReaderRole = Annotated[
+    str | None, Option(help="The role that receives. Needs --domain or --state-schema.")
+]
+SenderRole = Annotated[
+    str | None, Option(help="The role that sends. Needs --domain or --state-schema.")
+]
+NoSender = Annotated[
+    bool, Option("--no-sender", help="No role that sends, for a team that only reads.")
+]
+OperatorRole = Annotated[str | None, Option(help="Also create a role that may run these commands.")]
+ProducerRole = Annotated[
+    str | None,
+    Option(help="Also create a role that only sends, for endpoints and ServiceControl."),
+]
+NewSubscriptionTable = Annotated[
+    str | None,
+    Option(help="Also create this table, and let the sender publish with it."),
+]
+OnlyDatabase = Annotated[
+    str | None,
+    Option(help="The database it is for. In another one the script does nothing."),
+]
 
-    Options:
-        reader: The role that receives. Needs --domain or --state-schema.
-        sender: The role that sends. Needs --domain or --state-schema.
-        no_sender: No role that sends, for a team that only reads.
-        operator: Also create a role that may run these commands.
-        producer: Also create a role that only sends, for endpoints and ServiceControl.
-        subscription_table: Also create this table, and let the sender publish with it.
-        database: The database it is for. In another one the script does nothing.
-    """
-    cli.require(dialect in DIALECTS, "--dialect", dialect, " or ".join(DIALECTS))
+
+class ScriptCommand(cli.OfflineCommand):
+    """The options of `script`."""
+
+    shared = (
+        *cli.ENDPOINT_QUEUES,
+        "state_schema",
+        "trusted_owners",
+        *cli.OfflineCommand.shared,
+    )
+
+
+@app.command("script", cls=ScriptCommand)
+def script_command(
+    context: Context,
+    queues: ScriptQueues,
+    *,
+    dialect: DialectName = DEFAULT_DIALECT,
+    domain: cli.Domain = None,
+    reader: ReaderRole = None,
+    sender: SenderRole = None,
+    no_sender: NoSender = False,
+    operator: OperatorRole = None,
+    producer: ProducerRole = None,
+    subscription_table: NewSubscriptionTable = None,
+    database: OnlyDatabase = None,
+) -> None:
+    """Print DDL and GRANTs for queues and state tables, for a DBA. Does not connect."""
+    cli.require_option(dialect in DIALECTS, "--dialect", dialect, " or ".join(DIALECTS))
     state, own_reader, own_sender = scripts.of_domain(domain)
     own = context.obj.state_schema
     shared = replace(
         context.obj, url=f"{DIALECTS[dialect].schemes[0]}://", state_schema=own or state
     )
     is_one = len(queues) == 1 or not (shared.instance or shared.qualifier)
-    cli.require(is_one, "QUEUE", ", ".join(queues), "one with --instance or --qualifier")
+    cli.require_option(is_one, "QUEUE", ", ".join(queues), "one with --instance or --qualifier")
     team = "--domain or --state-schema with it, because all roles of one state schema are one team"
     named = "--reader" if reader else "--sender"
-    cli.require(not (reader or sender) or domain or own, named, reader or sender, team)
-    cli.require(not no_sender or sender is None, "--sender", sender, "no --no-sender with it")
+    cli.require_option(not (reader or sender) or domain or own, named, reader or sender, team)
+    cli.require_option(
+        not no_sender or sender is None, "--sender", sender, "no --no-sender with it"
+    )
     options = shared.database()
-    text = scripts.script(
+    text = scripts.write_script(
         *(name_queues(shared, queue) for queue in queues),
         state=options.state_schema,
         subscriptions=cli.queue_or_none("--subscription-table", subscription_table, options),
@@ -163,27 +193,44 @@ def script(
 
 # ---------------------------------------------------------------- subscriptions
 
-PATIENCE = 5  # seconds for which an endpoint keeps the subscribers that it has read
-COLUMNS = (Column("topic"), Column("endpoint"), Column("queue", "address"))
-Topics = Annotated[list[str], Argument(metavar="TOPIC...")]
+# An endpoint keeps the subscribers that it has read for this time, by default.
+SUBSCRIBERS_KEPT = 5  # seconds
+SUBSCRIPTION_COLUMNS = (
+    ShownColumn("topic"),
+    ShownColumn("endpoint"),
+    ShownColumn("queue", "address"),
+)
+Topics = Annotated[
+    list[str],
+    Argument(metavar="TOPIC...", help="A type's full name, for example Shop.OrderPlaced."),
+]
 
 
-@app.command(cls=Command.having("subscription_table"))
-def subscribe(
+class SubscriptionCommand(Command):
+    """A command on the subscription table."""
+
+    shared = ("subscription_table", *Command.shared)
+
+
+class UnsubscribeCommand(AskingCommand):
+    """The options of `unsubscribe`."""
+
+    shared = ("subscription_table", *AskingCommand.shared)
+
+
+@app.command("subscribe", cls=SubscriptionCommand)
+def subscribe_command(
     context: Context,
     topics: Topics,
     *,
-    endpoint: cli.Required,
-    queue: cli.Required,
+    endpoint: cli.EndpointName,
+    queue: Annotated[str, Option(help="The endpoint's queue, which must exist.")],
 ) -> None:
     """
     Subscribe an endpoint to topics. Creates the subscription table if it is missing.
 
     An endpoint has one queue for each topic. If it had another one, the answer
     shows it as replaced: that queue gets no copy any more.
-
-    Options:
-        queue: The endpoint's queue, which must exist.
     """
     options = context.obj.sink()
     address = parse_queue("--queue", queue, options.naming)
@@ -194,18 +241,19 @@ def subscribe(
         endpoint=endpoint,
         queue=address,
     )
-    context.show((*COLUMNS, Column("replaced")), made, "subscriptions")
-    for each in made:
-        if each.replaced is not None:
+    context.show((*SUBSCRIPTION_COLUMNS, ShownColumn("replaced")), made, "subscriptions")
+    for subscription in made:
+        if subscription.replaced is not None:
             say_error(
-                f"queue {each.replaced} gets no {each.topic} any more: {endpoint} had it, and an "
+                f"queue {subscription.replaced} gets no {subscription.topic} any more: "
+                f"{endpoint} had it, and an "
                 "endpoint has one queue for a topic. If it is of another endpoint of this name, "
                 "give one of them another name, and subscribe both again"
             )
 
 
-@app.command(cls=AskingCommand.having("subscription_table"))
-def unsubscribe(context: Context, topics: Topics, *, endpoint: cli.Required) -> None:
+@app.command("unsubscribe", cls=UnsubscribeCommand)
+def unsubscribe_command(context: Context, topics: Topics, *, endpoint: cli.EndpointName) -> None:
     """End an endpoint's subscriptions to topics. Asks first."""
     options = context.obj.sink()
     table, connection = options.subscription_address, context.connect(options)
@@ -219,18 +267,18 @@ def unsubscribe(context: Context, topics: Topics, *, endpoint: cli.Required) -> 
     if queues:
         names = ", ".join(sorted({*queues.values()}))
         context.confirm(f"end the subscription of {endpoint} with {names} to {', '.join(queues)}")
-    stop = f"publishers stop within {quantity(PATIENCE, 'second')}"
+    stop = f"publishers stop within {quantity(SUBSCRIBERS_KEPT, 'second')}"
     for topic in queues:
         subscriptions.unsubscribe(connection, table, topic, endpoint)
         result = {"topic": topic, "endpoint": endpoint, "unsubscribed": True}
         context.answer(result, f"{endpoint} is no longer subscribed to {topic}; {stop}")
     if missing := ", ".join(sorted({*topics} - {*queues})):
         lists = "`sqlqueue subscribers` lists who is"
-        cli.fail(f"{endpoint} is not subscribed to {missing}; {lists}")
+        cli.fail_command(f"{endpoint} is not subscribed to {missing}; {lists}")
 
 
-@app.command(cls=Command.having("subscription_table"))
-def subscribers(
+@app.command("subscribers", cls=SubscriptionCommand)
+def subscribers_command(
     context: Context,
     topic: Annotated[str | None, Argument(help="Show only this topic.")] = None,
 ) -> None:
@@ -241,14 +289,28 @@ def subscribers(
         found = subscriptions.list_subscriptions(
             connection, options.subscription_address, None if topic is None else [topic]
         )
-    context.show(COLUMNS, found, "subscriptions")
+    context.show(SUBSCRIPTION_COLUMNS, found, "subscriptions")
 
 
 # ---------------------------------------------------------------- retire
 
 
-@app.command(cls=AskingCommand.having("subscription_table", "state_schema"))
-def retire(context: Context, queue: str, *, discard_messages: bool = False) -> None:
+class RetireCommand(AskingCommand):
+    """The options of `retire`."""
+
+    shared = ("subscription_table", "state_schema", *AskingCommand.shared)
+    meanings: ClassVar[dict[str, str]] = {"state_schema": cli.ALL_STATES}
+
+
+@app.command("retire", cls=RetireCommand)
+def retire_command(
+    context: Context,
+    queue: cli.QueueName,
+    *,
+    discard_messages: Annotated[
+        bool, Option("--discard-messages", help="Also delete the messages that are left.")
+    ] = False,
+) -> None:
     """
     Unsubscribe a queue from all topics, then drop it with its table of delayed messages.
 
@@ -257,49 +319,29 @@ def retire(context: Context, queue: str, *, discard_messages: bool = False) -> N
     If CacheInvalidationPeriod is longer, unsubscribe and wait first.
     Drops nothing while a stream has receipts of the queue, or while messages
     are left. Stop the endpoint first. Use a login that owns the tables.
-
-    Options:
-        discard_messages: Also delete the messages that are left.
-        state_schema: Look at this schema only; by default at all that you may enter.
     """
-    options, state_schema = context.obj.sink(), context.obj.state_schema
+    options = context.obj.sink()
+    state_schema = context.obj.state_schema
     address = parse_table("QUEUE", queue, options.naming)
     connection = context.connect(options)
     connection.trusted = options.trusted.with_named([address])
-    Destinations(connection).check([address], RETURNED)
-    name, table = connection.printed(address), options.subscription_address
-    with transaction(connection):
-        ended = subscriptions_of(connection, table, address)
-    if ended:
-        if not context.obj.as_json:
-            context.show(COLUMNS, ended, "subscriptions")
-        context.confirm(f"end {quantity(len(ended), 'subscription')} of {name}")
-        for each in ended:
-            subscriptions.unsubscribe(connection, table, each.topic, each.endpoint)
-        keep = "endpoints keep the subscribers that they have read for so long"
-        context.note(f"waiting {quantity(PATIENCE, 'second')}: {keep}")
-        time.sleep(PATIENCE)
+    Destinations(connection).check([address], RETURNED_COLUMNS)
+    table = options.subscription_address
+    ended = end_subscriptions(context, connection, address, table)
     states, unread = ([state_schema], {}) if state_schema else schema.find_states(connection)
     for state, why in unread.items():
         say_error(f"receipts in state schema {state} are not looked for: {why}")
-    look = partial(look_at, connection, address, table, states)
+    look = partial(look_at_remains, connection, address, table, states)
     with transaction(connection):
         left = look(None if discard_messages else Remains([], 0, 0, 0))
     tables = [*map(connection.printed, left.tables)]
     lost = f" with {quantity(left.total, 'message')}" if left.total else ""
     context.confirm(f"drop {' and '.join(reversed(tables))}{lost} permanently")
     recorded = cli.keeps_trail(connection)
-    with transaction(connection):
-        for locked in left.tables:
-            connection.run("lock_queue", tables={"queue": locked})
-        last = look(left)
-        for unused in left.tables:
-            connection.run("drop_queue", tables={"queue": unused})
-        if recorded:
-            schema.record_action(connection, "retire", name, last.total)
+    last = drop_tables(connection, address, left.tables, partial(look, left), recorded=recorded)
     result = {
-        "queue": name,
-        "unsubscribed": [asdict(each) for each in ended],
+        "queue": connection.printed(address),
+        "unsubscribed": [asdict(subscription) for subscription in ended],
         "messages": last.messages,
         "delayed": last.delayed,
         "dropped": tables,
@@ -309,21 +351,60 @@ def retire(context: Context, queue: str, *, discard_messages: bool = False) -> N
     context.answer(result, f"{' and '.join(tables)} dropped")
 
 
+def end_subscriptions(
+    context: Context, connection: Connection, queue: QueueAddress, table: QueueAddress
+) -> list[Subscription]:
+    """Unsubscribe a queue from all topics, and wait until the publishers have noticed."""
+    with transaction(connection):
+        ended = subscriptions_of(connection, table, queue)
+    if ended:
+        if not context.obj.as_json:
+            context.show(SUBSCRIPTION_COLUMNS, ended, "subscriptions")
+        count = quantity(len(ended), "subscription")
+        context.confirm(f"end {count} of {connection.printed(queue)}")
+        for subscription in ended:
+            subscriptions.unsubscribe(connection, table, subscription.topic, subscription.endpoint)
+        keep = "endpoints keep the subscribers that they have read for so long"
+        context.note(f"waiting {quantity(SUBSCRIBERS_KEPT, 'second')}: {keep}")
+        time.sleep(SUBSCRIBERS_KEPT)
+    return ended
+
+
+def drop_tables(
+    connection: Connection,
+    queue: QueueAddress,
+    tables: Sequence[QueueAddress],
+    look_again: Callable[[], Remains],
+    *,
+    recorded: bool,
+) -> Remains:
+    """Lock the tables of a queue, look again, and drop them, in one transaction."""
+    with transaction(connection):
+        for locked in tables:
+            connection.run("lock_queue", tables={"queue": locked})
+        last = look_again()
+        for unused in tables:
+            connection.run("drop_queue", tables={"queue": unused})
+        if recorded:
+            schema.record_action(connection, "retire", connection.printed(queue), last.total)
+    return last
+
+
 class Remains(NamedTuple):
     """What is left of a queue."""
 
-    tables: list[QueueAddress]  # in the order in which a mover of delayed messages locks
+    tables: list[QueueAddress]  # in the order in which a mover of delayed messages locks them
     messages: int
     delayed: int  # messages
-    last: int  # the highest seq; 0 where no message waits
+    last: int  # the highest seq; 0: no message waits
 
     @property
     def total(self) -> int:
-        """Messages in both tables."""
+        """Return the number of messages in both tables."""
         return self.messages + self.delayed
 
 
-def look_at(
+def look_at_remains(
     connection: Connection,
     queue: QueueAddress,
     table: QueueAddress,
@@ -333,41 +414,11 @@ def look_at(
     """
     Count what is left of a queue, in the open transaction.
 
-    It ends the command if the queue is used, or if more than the expected messages would be lost;
-    None expects any.
+    It ends the command if the queue is used, or if more than the expected messages would be lost.
+    With None any messages are expected.
     """
-    name = inspect.delayed_name(connection, queue)
-    tables = [queue]
-    waiting = 0
-    depth = inspect.depth(connection, queue)
-    if name is not None and "due" in connection.columns(delayed_of(queue)):
-        table_of_delayed = use_delayed(connection, queue, READ)
-        (delayed,) = connection.rows(
-            "stats_delayed",
-            inspect.Delayed,
-            tables={"queue": table_of_delayed},
-            table_name=connection.names.quote_address(table_of_delayed),
-            zone=None,
-            largest=None,
-        )
-        waiting = delayed.messages
-        tables = [table_of_delayed, queue]
-    left = Remains(tables, depth.messages, waiting, depth.last or 0)
-    reasons = [
-        f"endpoint {each.endpoint} has subscribed to {each.topic} again; stop it first"
-        for each in subscriptions_of(connection, table, queue)
-    ]
-    for state in states:
-        with schema.use_state(connection, state):
-            schema.check_state_owners(connection)
-            receipts = inspect.receipts(connection)
-        same = find_same(connection, queue, {receipt.queue for receipt in receipts})
-        reasons += [
-            f"receipt {receipt.name} with {quantity(receipt.messages, 'message')} of it is open; "
-            "let the stream acknowledge it, or see `sqlqueue receipts`"
-            for receipt in receipts
-            if receipt.queue in same
-        ]
+    left = count_remains(connection, queue)
+    reasons = [*find_uses(connection, queue, table, states)]
     if expected is not None and any(map(gt, left[1:], expected[1:])):
         reasons.append(
             f"{quantity(left.total, 'message')} would be lost; receive or move them, or run this "
@@ -375,5 +426,46 @@ def look_at(
         )
     if reasons:
         printed = connection.printed(queue)
-        cli.fail(f"queue {printed} was not dropped: {'; '.join(reasons)}")
+        cli.fail_command(f"queue {printed} was not dropped: {'; '.join(reasons)}")
     return left
+
+
+def count_remains(connection: Connection, queue: QueueAddress) -> Remains:
+    """Count the messages of a queue and of its table of delayed messages, if it has one."""
+    depth = queue_sizes.measure_queue(connection, queue)
+    last = depth.last or 0
+    name = queue_sizes.delayed_name(connection, queue)
+    if name is None or "due" not in connection.columns(delayed_of(queue)):
+        return Remains([queue], depth.messages, 0, last)
+    table = use_delayed(connection, queue, READ)
+    (delayed,) = connection.rows(
+        "stats_delayed",
+        queue_sizes.Delayed,
+        tables={"queue": table},
+        table_name=connection.names.quote_address(table),
+        zone=None,
+        largest=None,
+    )
+    return Remains([table, queue], depth.messages, delayed.messages, last)
+
+
+def find_uses(
+    connection: Connection, queue: QueueAddress, table: QueueAddress, states: Sequence[str]
+) -> Iterator[str]:
+    """Give the reasons why a queue is still used: its subscriptions, and receipts of streams."""
+    for subscription in subscriptions_of(connection, table, queue):
+        yield (
+            f"endpoint {subscription.endpoint} has subscribed to {subscription.topic} again; "
+            "stop it first"
+        )
+    for state in states:
+        with schema.use_state(connection, state):
+            schema.check_state_owners(connection)
+            receipts = state_tables.list_receipts(connection)
+        same = find_same(connection, queue, {receipt.queue for receipt in receipts})
+        for receipt in receipts:
+            if receipt.queue in same:
+                yield (
+                    f"receipt {receipt.name} with {quantity(receipt.messages, 'message')} of it is "
+                    "open; let the stream acknowledge it, or see `sqlqueue receipts`"
+                )

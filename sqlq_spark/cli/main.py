@@ -3,12 +3,12 @@ The command line `sqlqueue`: operates queues without Spark.
 
 Exit codes:
 
-- 0: done; also Ctrl-C in a command that ends this way (--watch)
-- 1: the command found something (a lost message, a receipt that cannot be returned), or the answer
-  was no
-- 2: usage or bad input
-- 3: the database
-- 130: Ctrl-C
+- 0: The command is done. With --watch Ctrl-C ends it so too.
+- 1: The command found something, for example a lost message or a receipt that cannot be returned.
+  Or the answer to its question was no.
+- 2: The usage or an input is wrong.
+- 3: The database failed or refused.
+- 130: Ctrl-C ended the command.
 
 Errors go to standard error. With --json standard output holds only JSON, in UTF-8, and questions go
 to standard error. Text is in the stream's own encoding, with escapes for characters that it lacks.
@@ -37,9 +37,9 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # it would print local variables
 )
-for each in (endpoints, messages, queues, selftest, demo):
-    app.add_typer(each.app)
-app.add_typer(messages.receipts, name="receipts")
+for module in (endpoints, messages, queues, selftest, demo):
+    app.add_typer(module.app)
+app.add_typer(messages.receipts_app, name="receipts")
 
 
 def main(words: Sequence[str] | None = None) -> None:

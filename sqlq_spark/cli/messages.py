@@ -12,31 +12,35 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, FileBinaryRead, Option, Typer
 
-from sqlq_spark.admin import inspect
-from sqlq_spark.admin.formats import Column, ago, byte_size, quantity
+from sqlq_spark.admin import state_tables
+from sqlq_spark.admin.formats import ShownColumn, ago, byte_size, quantity
+from sqlq_spark.admin.messages import list_messages, to_message
 from sqlq_spark.cli import options as cli
 from sqlq_spark.cli import screen
-from sqlq_spark.cli.options import Command, Context, require
+from sqlq_spark.cli.options import Command, Context, require_option
 from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import record_action
 from sqlq_spark.database.sessions import StateSession
-from sqlq_spark.database.trust import INSERT, look
+from sqlq_spark.database.trust import INSERT, look_at_tables
 from sqlq_spark.errors import ReceiptRefused, ReceiptSettled
 from sqlq_spark.options.names import parse_queue
 from sqlq_spark.wire.headers import full_name, has_blank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from sqlq_spark.admin.return_to_source import ReturnPlan
     from sqlq_spark.database import Connection
+    from sqlq_spark.database.sessions import Session
     from sqlq_spark.database.state_rows import HeldReceipt
     from sqlq_spark.options.connection import DatabaseOptions
+    from sqlq_spark.wire.address import QueueAddress
 
 app = Typer()
 
 GROUP = ("messages", "failed queue", "exception")  # of failed messages
-# what ServiceControl forwards to a queue of such a name
+# ServiceControl forwards copies of messages to a queue of such a name.
 COPIES = (
     "an error queue. The messages of a queue *.log are copies, which ServiceControl forwarded, and "
     "an endpoint would handle a message twice. If they are originals, add --copies"
@@ -46,29 +50,38 @@ ONE_TOPIC = (
     "a type's full name, as Shop.OrderPlaced. Give each type a --topic of its own. A name with its "
     "assembly, as 'Shop.OrderPlaced, Shop', is for --message-type"
 )
-BODY = 200  # characters of one at most; the terminal's width cuts further
+# The bytes of a body that `browse` shows. The width of the terminal may cut it further.
+LONGEST_SHOWN_BODY = 200
 
 
-@app.command(
-    cls=Command.having(
+class SendCommand(Command):
+    """The options of `send`."""
+
+    shared = (
         "topics",
         "message_type",
         "content_type",
         "time_to_be_received",
         "as_received",
         "subscription_table",
+        *Command.shared,
     )
-)
-def send(
+
+
+@app.command("send", cls=SendCommand)
+def send_command(
     context: Context,
-    queue: Annotated[str | None, Argument()] = None,
+    queue: Annotated[str | None, Argument(help=cli.QUEUE_HELP)] = None,
     source: Annotated[
         FileBinaryRead | None,
         Argument(metavar="FILE", help="A file of JSON lines; default: standard input."),
     ] = None,
     *,
-    file: Annotated[FileBinaryRead | None, Option(metavar="FILE")] = None,
-    header: list[str] | None = None,
+    file: Annotated[
+        FileBinaryRead | None,
+        Option(metavar="FILE", help="Send one message with this file as its body."),
+    ] = None,
+    header: Annotated[list[str] | None, Option(help="KEY=VALUE, added to each message.")] = None,
 ) -> None:
     """
     Send messages in one transaction: each line is a JSON object with the field body.
@@ -86,86 +99,114 @@ def send(
     {"body": "later", "delay": "00:30:00"}
     {"body": "then", "deliverAt": "2026-06-30T17:05:09Z"}
     {"body": "published", "topics": ["Shop.OrderPlaced", "Shop.IEvent"]}
-
-    Options:
-        topics: Publish to this topic; then omit QUEUE. Most derived type first.
-        file: Send one message with this file as its body.
-        message_type: The .NET type's full name.
-        content_type: Content type, for example application/json.
-        time_to_be_received: hh:mm:ss, after which the message expires.
-        as_received: Keep headers and the remaining time to live of lines of browse --json.
-        header: KEY=VALUE, added to each message.
     """
     from sqlq_spark.cli import sending  # noqa: PLC0415 - see cli
 
     fits = file is None or source is None
-    require(fits, "--file", file and file.name, "no file of JSON lines with it")
+    require_option(fits, "--file", file and file.name, "no file of JSON lines with it")
     headers = {}
     for text in header or ():
         key, equals, headers[key] = text.partition("=")
         is_utf_8 = text.encode(errors="replace").decode() == text
-        require(key and equals and is_utf_8, "--header", text, "KEY=VALUE, in UTF-8")
+        require_option(key and equals and is_utf_8, "--header", text, "KEY=VALUE, in UTF-8")
     for topic in context.obj.topics or ():
-        require(full_name(topic) == topic and not has_blank(topic), "--topic", topic, ONE_TOPIC)
+        require_option(
+            full_name(topic) == topic and not has_blank(topic), "--topic", topic, ONE_TOPIC
+        )
     alone = "no --as-received with it, which adds no header"
-    require(not (header and context.obj.as_received), "--header", header, alone)
+    require_option(not (header and context.obj.as_received), "--header", header, alone)
     options = context.obj.sink(queue)
     session = context.session(options)
     stream = file or source or sys.stdin.buffer
-    chunks = sending.read(session, options, stream, headers, is_body=file is not None)
+    chunks = sending.read_lines(session, options, stream, headers, is_body=file is not None)
     sending.insert(context, session.open(), options, chunks)
 
 
-@app.command(cls=Command.having("endpoint_time_zone"))
-def browse(
-    context: Context,
-    queue: str,
-    *,
-    limit: cli.Positive = 20,
-) -> None:
-    """
-    Show the messages that wait, lowest seq first. Deletes and locks nothing.
+class BrowseCommand(Command):
+    """The options of `browse`."""
 
-    Options:
-        limit: Messages to show.
-    """
+    shared = ("endpoint_time_zone", *Command.shared)
+
+
+@app.command("browse", cls=BrowseCommand)
+def browse_command(
+    context: Context,
+    queue: cli.QueueName,
+    *,
+    limit: Annotated[int, Option(min=1, help="Messages to show.")] = 20,
+) -> None:
+    """Show the messages that wait, lowest seq first. Deletes and locks nothing."""
     options = context.obj.source(queue)
     connection = context.connect(options)
-    found = inspect.messages(connection, options.address, limit=limit)
+    found = list_messages(connection, options.address, limit=limit)
     if context.obj.as_json:
-        for each in found:
-            screen.print_json(screen.message_as_json(each))
+        for message in found:
+            screen.print_json(screen.message_as_json(message))
         return
     rows = (
         (
-            each.seq,
-            *screen.type_and_time(each.headers),
-            each.expires,
-            byte_size(len(each.body or b"")),
-            None if each.body is None else each.body[:BODY].decode(errors="replace"),
+            message.seq,
+            *screen.type_and_time(message.headers),
+            message.expires,
+            byte_size(len(message.body or b"")),
+            show_body(message.body),
         )
-        for each in found
+        for message in found
     )
-    screen.show(("seq", "type", "sent", "expires", "size", "body"), rows, "messages")
+    screen.show_table(("seq", "type", "sent", "expires", "size", "body"), rows, "messages")
+
+
+def show_body(body: bytes | None) -> str | None:
+    """Return the beginning of a body as text; None for a body that is null."""
+    return None if body is None else body[:LONGEST_SHOWN_BODY].decode(errors="replace")
 
 
 # ---------------------------------------------------------------- retry
 
 
-@app.command(cls=cli.AskingCommand.having("allowed_destinations"))
-def retry(
+MessageIds = Annotated[list[str] | None, Argument(help="Messages, by message id or row id.")]
+Everything = Annotated[bool, Option("--all", help="Return all messages of the error queue.")]
+ExceptionTypes = Annotated[
+    list[str] | None,
+    Option(help="Only failures of this exception type: its full name or its last part."),
+]
+FailedQueue = Annotated[str | None, Option(help="Only messages that failed in this queue.")]
+Since = Annotated[str | None, Option(help="Only messages that failed at this time or later.")]
+Until = Annotated[str | None, Option(help="Only messages that failed before this time.")]
+OldestOnly = Annotated[
+    int | None,
+    Option(
+        min=1,
+        help="Only the oldest so many of them, to try a fix before the rest.",
+    ),
+]
+Copies = Annotated[
+    bool,
+    Option("--copies", help="Return messages of a queue whose name ends in .log."),
+]
+PerTransaction = Annotated[int, Option(min=1, help="Messages per transaction.")]
+
+
+class RetryCommand(cli.AskingCommand):
+    """The options of `retry`."""
+
+    shared = ("allowed_destinations", *cli.AskingCommand.shared)
+
+
+@app.command("retry", cls=RetryCommand)
+def retry_command(
     context: Context,
-    queue: str,
-    ids: Annotated[list[str] | None, Argument(help="Messages, by message id or row id.")] = None,
+    queue: cli.QueueName,
+    ids: MessageIds = None,
     *,
-    everything: Annotated[bool, Option("--all")] = False,
-    exception: list[str] | None = None,
-    failed_queue: str | None = None,
-    since: str | None = None,
-    until: str | None = None,
-    limit: Annotated[int | None, Option(min=1)] = None,
-    copies: bool = False,
-    batch: cli.Positive = 1000,
+    everything: Everything = False,
+    exception: ExceptionTypes = None,
+    failed_queue: FailedQueue = None,
+    since: Since = None,
+    until: Until = None,
+    limit: OldestOnly = None,
+    copies: Copies = False,
+    batch: PerTransaction = 1000,
 ) -> None:
     """
     Return failed messages from an error queue to the queues in which they failed.
@@ -174,22 +215,12 @@ def retry(
     must match), or use --all. With --limit the oldest of them are returned.
     A message that cannot be returned stays in the error queue. The command
     reports it and exits with 1.
-
-    Options:
-        everything: Return all messages of the error queue.
-        exception: Only failures of this exception type: its full name or its last part.
-        failed_queue: Only messages that failed in this queue.
-        since: Only messages that failed at this time or later.
-        until: Only messages that failed before this time.
-        limit: Only the oldest so many of them, to try a fix before the rest.
-        copies: Return messages of a queue whose name ends in .log.
-        batch: Messages per transaction.
     """
-    from sqlq_spark.admin.failed_messages import Choice, give_back, plan  # noqa: PLC0415 - see cli
+    from sqlq_spark.admin.return_to_source import Choice, plan_return  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.returning import is_copy  # noqa: PLC0415 - see cli
 
     options = context.obj.source(queue)
-    require(copies or not is_copy(options.address.table), "QUEUE", queue, COPIES)
+    require_option(copies or not is_copy(options.address.table), "QUEUE", queue, COPIES)
     choice = Choice(
         ids=frozenset(ids or ()),
         exceptions=frozenset(exception or ()),
@@ -198,115 +229,158 @@ def retry(
         until=cli.read_moment("--until", until),
     )
     expected = "either this, or the messages by ID, --exception, --failed-queue or time"
-    require(everything == (choice == Choice()), "--all", str(everything).lower(), expected)
+    require_option(everything == (choice == Choice()), "--all", str(everything).lower(), expected)
     session = context.session(options)
     connection = session.open()
     name = connection.printed(options.address)
-    planned = plan(connection, options.address, choice, limit=limit)
-    groups = [
+    plan = plan_return(connection, options.address, choice, limit=limit)
+    chosen = [
         {"messages": messages, "failedQueue": failed, "exception": kind}
-        for failed, kind, messages in planned.groups
+        for failed, kind, messages in plan.groups
     ]
     if not context.obj.as_json:
-        screen.show(GROUP, (each.values() for each in groups), "messages to return")
-        for reason, some in planned.staying.items():
-            stay = quantity(some.messages, "message")
-            say_error(f"{stay} cannot be returned: {reason} ({', '.join(some.ids)})")
-        if planned.missing:
-            say_error(f"not in the error queue: {', '.join(planned.missing)}")
-    if planned.messages:
-        queues = quantity(planned.queues, "queue")
-        messages = quantity(planned.messages, "message")
-        context.confirm(f"return {messages} of {name} to {queues}")
-    refused: Counter[str] = Counter()
-
-    def give() -> Iterator[int]:
-        for each in give_back(session, options.address, planned, batch=batch):
-            refused[f"{each.reason} ({connection.printed(each.destination)})"] += each.left
-            yield each.messages
-
-    returned = context.follow(give(), "message", planned.messages, "returned")
-    refused[GONE] = planned.messages - returned - refused.total()
-    staying = Counter({reason: some.messages for reason, some in planned.staying.items()})
-    for reason, count in (+refused).items():  # without zeros
-        say_error(f"{quantity(count, 'message')} cannot be returned: {reason}")
-        staying[reason] = count
+        show_plan(plan, chosen)
+    if plan.messages:
+        queues = quantity(plan.queues, "queue")
+        context.confirm(f"return {quantity(plan.messages, 'message')} of {name} to {queues}")
+    returned, staying = return_planned(context, session, options.address, plan, batch)
     result = {
         "queue": name,
         "returned": returned,
-        "chosen": groups,
+        "chosen": chosen,
         "staying": staying,
-        "missing": planned.missing,
+        "missing": plan.missing,
     }
     context.answer(result, f"{quantity(returned, 'message')} returned")
-    if staying or planned.missing:
+    if staying or plan.missing:
         context.exit(cli.FOUND)
+
+
+def show_plan(plan: ReturnPlan, groups: Sequence[Mapping[str, object]]) -> None:
+    """Print which of the chosen messages can be returned, which cannot, and which are missing."""
+    screen.show_table(GROUP, (group.values() for group in groups), "messages to return")
+    for reason, some in plan.staying.items():
+        stay = quantity(some.messages, "message")
+        say_error(f"{stay} cannot be returned: {reason} ({', '.join(some.ids)})")
+    if plan.missing:
+        say_error(f"not in the error queue: {', '.join(plan.missing)}")
+
+
+def return_planned(
+    context: Context, session: Session, source: QueueAddress, plan: ReturnPlan, batch: int
+) -> tuple[int, Counter[str]]:
+    """
+    Return the planned messages, and print why some of them stay.
+
+    Returns:
+        How many were returned; and by the reason, how many of the chosen messages stay.
+    """
+    from sqlq_spark.admin.return_to_source import give_back  # noqa: PLC0415 - see cli
+
+    connection = session.open()
+    refused: Counter[str] = Counter()
+
+    def give() -> Iterator[int]:
+        for done in give_back(session, source, plan, batch=batch):
+            refused[f"{done.reason} ({connection.printed(done.destination)})"] += done.left
+            yield done.messages
+
+    returned = context.follow(give(), "message", plan.messages, "returned")
+    refused[GONE] = plan.messages - returned - refused.total()
+    staying = Counter({reason: some.messages for reason, some in plan.staying.items()})
+    for reason, count in (+refused).items():  # without zeros
+        say_error(f"{quantity(count, 'message')} cannot be returned: {reason}")
+        staying[reason] = count
+    return returned, staying
 
 
 # ---------------------------------------------------------------- receipts
 
-receipts = Typer(
+receipts_app = Typer(
     help="List, show, return or drop what streams received and have not acknowledged.",
     no_args_is_help=True,
 )
 
-OneStreamCommand = cli.StateCommand.having("batch", "task")
 AGAIN = (
     "Messages that the stream has already written will be received a second time, and its "
     "checkpoint can no longer be used for these batches"
 )
-COLUMNS = (
-    *map(Column, ("stream", "batch", "task", "messages")),
-    Column("size", "bytes", byte_size),
-    Column("settled"),
-    Column("created", form=ago),
-    Column("stream seen", "seen", ago),
-    *map(Column, ("login", "queue")),
+RECEIPT_COLUMNS = (
+    *map(ShownColumn, ("stream", "batch", "task", "messages")),
+    ShownColumn("size", "bytes", byte_size),
+    ShownColumn("settled"),
+    ShownColumn("created", form=ago),
+    ShownColumn("stream seen", "seen", ago),
+    *map(ShownColumn, ("login", "queue")),
 )
 
 
-@receipts.command("list", cls=cli.StateCommand)
-def list_(context: Context, queue: cli.MaybeQueue = None, *, stream: str | None = None) -> None:
+class OneStreamCommand(cli.StateCommand):
+    """The options of a command on the receipts of one stream."""
+
+    shared = ("batch", "task", *cli.StateCommand.shared)
+
+
+class DropReceiptsCommand(OneStreamCommand):
+    """The options of `receipts drop`."""
+
+    shared = ("yes", *OneStreamCommand.shared)
+
+
+class ReturnReceiptsCommand(OneStreamCommand):
+    """The options of `receipts return`."""
+
+    shared = ("yes", "allowed_destinations", *OneStreamCommand.shared)
+
+
+@receipts_app.command("list", cls=cli.StateCommand)
+def receipts_list_command(
+    context: Context,
+    queue: cli.MaybeQueue = None,
+    *,
+    stream: Annotated[str | None, Option(help=cli.STREAM_HELP)] = None,
+) -> None:
     """List receipts, the oldest first."""
     options = context.obj.database()
     address = cli.queue_or_none("queue", queue, options)
     connection = context.connect(options, StateSession)
     with transaction(connection):
-        found = inspect.receipts(connection, stream=stream, queue=address)
-    context.show(COLUMNS, found, "receipts")
+        found = state_tables.list_receipts(connection, stream=stream, queue=address)
+    context.show(RECEIPT_COLUMNS, found, "receipts")
 
 
-@receipts.command(cls=OneStreamCommand)
-def show(
+@receipts_app.command("show", cls=OneStreamCommand)
+def receipts_show_command(
     context: Context,
-    stream: str,
+    stream: Annotated[str, Argument(help=cli.STREAM_HELP)],
     *,
-    message: str | None = None,
+    message: Annotated[
+        str | None,
+        Option(help="Only this one: a row's id, or the header NServiceBus.MessageId."),
+    ] = None,
 ) -> None:
-    """
-    Show headers and bodies of messages that a stream has received and not acknowledged.
-
-    Options:
-        message: Only this one: a row's id, or the header NServiceBus.MessageId.
-    """
+    """Show headers and bodies of messages that a stream has received and not acknowledged."""
     from sqlq_spark.receive.receipts import find_receipt  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.header_columns import has_id  # noqa: PLC0415 - see cli
 
-    found, shared = 0, context.obj
+    found = 0
+    shared = context.obj
     connection = context.connect(shared.database(), StateSession)
     with transaction(connection):
-        receipts = inspect.receipts(connection, stream=stream, batch=shared.batch, task=shared.task)
+        receipts = state_tables.list_receipts(
+            connection, stream=stream, batch=shared.batch, task=shared.task
+        )
     for receipt in receipts:
         with transaction(connection):
             stored = find_receipt(connection, receipt.key)
         if stored is None:  # acknowledged meanwhile
             continue
         rows = stored.unpack(receipt.key)
-        if message is not None:  # ids are not unique: a message may have been sent twice
+        if message is not None:  # several rows may have the id, if a message was sent twice
             rows = rows.filter(has_id(rows, [message]))
         for row in rows.to_pylist():
             found += 1
-            shown = {"receipt": receipt.name, **screen.message_as_json(inspect.message(row))}
+            shown = {"receipt": receipt.name, **screen.message_as_json(to_message(row))}
             if shared.as_json:
                 screen.print_json(shown)
                 continue
@@ -315,63 +389,68 @@ def show(
                     say(f"{key}: {text}")
     if not found:
         which = "a message" if message is None else f"message {message}"
-        cli.fail(f"no receipt of stream {stream} holds {which}")
+        cli.fail_command(f"no receipt of stream {stream} holds {which}")
 
 
-@receipts.command("return", cls=OneStreamCommand.having("yes", "allowed_destinations"))
-def return_(context: Context, *, stream: cli.Required, without: list[str] | None = None) -> None:
-    """
-    Return the messages of receipts to their queue, if the stream's checkpoint is lost.
-
-    Options:
-        without: Delete this message instead of returning it: a row's id, or the header.
-    """
-    from sqlq_spark.receive.receipts import return_ as give_back  # noqa: PLC0415 - see cli
+@receipts_app.command("return", cls=ReturnReceiptsCommand)
+def receipts_return_command(
+    context: Context,
+    *,
+    stream: cli.StreamId,
+    without: Annotated[
+        list[str] | None,
+        Option(help="Delete this message instead of returning it: a row's id, or the header."),
+    ] = None,
+) -> None:
+    """Return the messages of receipts to their queue, if the stream's checkpoint is lost."""
+    from sqlq_spark.admin.receipts import return_receipt  # noqa: PLC0415 - see cli
 
     options = context.obj.database()
     connection, found = choose(context, options, stream)
     check_logins(connection, options, found)
-    settled = [each for each in found if each.settled]
-    for each in settled:
-        error = ReceiptSettled(stream=each.stream, batch=each.batch, task=each.task)
+    settled = [receipt for receipt in found if receipt.settled]
+    for receipt in settled:
+        error = ReceiptSettled(stream=receipt.stream, batch=receipt.batch, task=receipt.task)
         say_error(str(error))
-    left = [each for each in found if not each.settled]
+    left = [receipt for receipt in found if not receipt.settled]
     if left:
-        queues = ", ".join(sorted({each.queue for each in left}))
+        queues = ", ".join(sorted({receipt.queue for receipt in left}))
         gone = f", and delete {', '.join(without)} of them" if without else ""
         context.confirm(f"return {describe(left)} to {queues}{gone}. {AGAIN}")
 
-    def give(its: HeldReceipt) -> int:
-        queue = parse_queue("queue", its.queue, options.naming)
-        return give_back(connection, its.key, queue, without=without or ())
+    def give(receipt: HeldReceipt) -> int:
+        queue = parse_queue("queue", receipt.queue, options.naming)
+        return return_receipt(connection, receipt.key, queue, without=without or ())
 
-    names = [each.name for each in settled]
+    names = [receipt.name for receipt in settled]
     end(context, connection, left, "return", give, without=without, settled=names)
     if settled:
         context.exit(cli.FOUND)
 
 
-@receipts.command("drop", cls=OneStreamCommand.having("yes"))
-def drop_(context: Context, *, stream: cli.Required) -> None:
+@receipts_app.command("drop", cls=DropReceiptsCommand)
+def receipts_drop_command(context: Context, *, stream: cli.StreamId) -> None:
     """Delete receipts with their messages. They cannot be restored."""
-    from sqlq_spark.receive.receipts import drop  # noqa: PLC0415 - see cli
+    from sqlq_spark.admin.receipts import drop_receipt  # noqa: PLC0415 - see cli
 
     connection, found = choose(context, context.obj.database(), stream)
     context.confirm(f"delete {describe(found)} permanently")
-    end(context, connection, found, "drop", lambda its: drop(connection, its.key))
+    end(context, connection, found, "drop", lambda its: drop_receipt(connection, its.key))
 
 
 def choose(
     context: Context, options: DatabaseOptions, stream: str
 ) -> tuple[Connection, list[HeldReceipt]]:
-    """Find and show the receipts that the options choose; the command ends if there is none."""
+    """Find and show the receipts that the options choose. The command ends if there are none."""
     connection, shared = context.connect(options, StateSession), context.obj
     with transaction(connection):
-        found = inspect.receipts(connection, stream=stream, batch=shared.batch, task=shared.task)
+        found = state_tables.list_receipts(
+            connection, stream=stream, batch=shared.batch, task=shared.task
+        )
     if not found:
-        cli.fail(f"stream {stream} has no such receipt; `sqlqueue receipts list` lists all")
+        cli.fail_command(f"stream {stream} has no such receipt; `sqlqueue receipts list` lists all")
     if not shared.as_json:
-        context.show(COLUMNS, found, "receipts")
+        context.show(RECEIPT_COLUMNS, found, "receipts")
     return connection, found
 
 
@@ -390,7 +469,7 @@ def check_logins(
         if not receipt.entitled
     }
     with transaction(connection):
-        tables, _ = look(connection, [*foreign], INSERT)
+        tables, _ = look_at_tables(connection, [*foreign], INSERT)
     for queue, table in tables.items():
         receipt = foreign[queue]
         if not options.trusted.allows(table.catalog, table.schema, table.table, here=table.here):
@@ -408,20 +487,21 @@ def end(
     **more: object,
 ) -> None:
     """Return or drop receipts, each in its own transaction, which also records it."""
-    done, recorded = {"return": "returned", "drop": "dropped"}[action], cli.keeps_trail(connection)
+    done = {"return": "returned", "drop": "dropped"}[action]
+    recorded = cli.keeps_trail(connection)
 
     def batches() -> Iterator[int]:
-        for each in found:
+        for receipt in found:
             with transaction(connection):
-                messages = end_one(each)
+                messages = end_one(receipt)
                 if recorded:
-                    record_action(connection, action, each.queue, messages, each.key)
-                if recorded and without and messages < each.messages:
-                    dropped = each.messages - messages
-                    record_action(connection, "drop", each.queue, dropped, each.key)
+                    record_action(connection, action, receipt.queue, messages, receipt.key)
+                if recorded and without and messages < receipt.messages:
+                    dropped = receipt.messages - messages
+                    record_action(connection, "drop", receipt.queue, dropped, receipt.key)
             yield messages
 
-    total = sum(each.messages for each in found)
+    total = sum(receipt.messages for receipt in found)
     ended = context.follow(batches(), "message", total, done)
     result = {done: ended, "receipts": len(found), "recorded": recorded, **more}
     context.answer(result, f"{quantity(ended, 'message')} {done}")

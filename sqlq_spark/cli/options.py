@@ -1,8 +1,8 @@
 """
 What the commands share: options, exit codes, the connection, the question, the answer, the error.
 
-A command of the class `Command` has the shared options. It finds their values, as `Shared`, in its
-context: `context.obj`. The context also asks and answers, on a screen or in JSON.
+A command of the class `Command` has shared options. It finds their values in `context.obj`, which
+is a `Shared`. The context also asks and answers, on a screen or in JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sqlq_spark.wire.dialects import DIALECTS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from sqlq_spark.admin.formats import Column
+    from sqlq_spark.admin.formats import ShownColumn
     from sqlq_spark.database import Connection
     from sqlq_spark.wire.address import QueueAddress
 
@@ -48,48 +48,28 @@ FOUND, USAGE, DATABASE, STOPPED = 1, 2, 3, 130  # exit codes
 
 
 def _address_forms() -> list[str]:
-    """Return how each database writes an address; a bracket is no markup."""
+    """Return how each database writes an address, with escapes for brackets, which are markup."""
     default, *others = DIALECTS.values()
     forms = [default.address_form, *(f"on {its.database}, {its.address_form}" for its in others)]
     return [form.replace("[", "\\[") for form in forms]
 
 
 ADDRESS_FORMS = _address_forms()
-# The help of what several commands have. Another option's stands in its command's docstring.
-HELP = {
-    "queue": f"A table: Shop.Orders, {' or, '.join(ADDRESS_FORMS)}.",
-    "queues": "Queues; by default all of the database.",
-    "yes": "Do not ask.",
-    "as_json": "Print JSON lines, for programs.",
-    "query_timeout": "Time limit of each statement, for example 10m.",
-    "url": f"{', or '.join(names.example_url for names in DIALECTS.values())}. "
-    "Set the password in SQLQUEUE_PASSWORD.",
-    "credentials": "What gives the password: azure, aws or package.module:function.",
-    "state_schema": "Schema of the state tables, sqlqueue by default.",
-    "subscription_table": f"A table, or {ADDRESS_FORMS[0]}; SubscriptionRouting by default.",
-    "endpoint_time_zone": "Time zone of the .NET endpoints' database sessions.",
-    "trusted_owners": "A role whose tables are used, beside yours, a superuser's and the database "
-    "owner's.",
-    "allowed_destinations": "Also return to this table of another owner.",
-    "instance": "NAME of an instance's queue QUEUE.NAME, or its address.",
-    "qualifier": "NAME of a satellite's queue QUEUE.NAME, or its address.",
-    "error": "The error queue, also for poison messages.",
-    "audit": "The audit queue.",
-    "delayed": "Also create the table QUEUE.Delayed.",
-    "body_string": "Add the column BodyString: bodies as text.",
-    "dialect": " or ".join(DIALECTS),
-    "domain": "Separate these logins from others: the state schema is sqlqueue_NAME, the roles "
-    "are NAME_reader and NAME_sender. The options of these names override them.",
-    "topics": "A type's full name, for example Shop.OrderPlaced.",
-    "endpoint": "The endpoint's name.",
-    "stream": "The stream's id, as `receipts list` shows it.",
-    "batch": "Only this batch.",
-    "task": "Only this task.",
-}
+QUEUE_HELP = f"A table: Shop.Orders, {' or, '.join(ADDRESS_FORMS)}."
+DOMAIN_HELP = (
+    "Separate these logins from others: the state schema is sqlqueue_NAME, the roles are "
+    "NAME_reader and NAME_sender. The options of these names override them."
+)
+
+# Arguments and options that several commands have as parameters of their own. The help of another
+# one stands where its command declares it.
+QueueName = Annotated[str, Argument(help=QUEUE_HELP)]
 MaybeQueue = Annotated[str | None, Argument(help="Show only this queue.")]
-Queues = Annotated[list[str] | None, Argument()]
-Required = Annotated[str, Option()]
-Positive = Annotated[int, Option(min=1)]
+Queues = Annotated[list[str] | None, Argument(help="Queues; by default all of the database.")]
+Domain = Annotated[str | None, Option(help=DOMAIN_HELP)]
+EndpointName = Annotated[str, Option(help="The endpoint's name.")]
+STREAM_HELP = "The stream's id, as `receipts list` shows it."
+StreamId = Annotated[str, Option(help=STREAM_HELP)]
 
 
 # ---------------------------------------------------------------- shared options
@@ -97,38 +77,100 @@ Positive = Annotated[int, Option(min=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Shared:
-    """The options that commands share. A field is an option of the command line."""
+    """
+    The options that commands share. A field is an option of the command line.
 
-    yes: bool = False
-    as_json: Annotated[bool, Option("--json")] = False
-    # of the data source, where they are called queryTimeout and so on
-    query_timeout: str = "30s"
-    url: Annotated[str | None, Option(envvar="SQLQUEUE_URL")] = field(default=None, repr=False)
-    credentials: Annotated[str | None, Option(envvar="SQLQUEUE_CREDENTIALS")] = None
-    state_schema: str | None = None
-    subscription_table: str | None = None
-    endpoint_time_zone: str | None = None
-    trusted_owners: Annotated[list[str] | None, Option("--trust")] = None
-    allowed_destinations: Annotated[list[str] | None, Option("--allow")] = None
-    topics: Annotated[list[str] | None, Option("--topic")] = None
-    message_type: str | None = None
-    content_type: str | None = None
-    time_to_be_received: str | None = None
-    as_received: bool = False
-    # of an endpoint's queues
-    instance: list[str] | None = None
-    qualifier: list[str] | None = None
-    error: str | None = None
-    audit: str | None = None
-    delayed: bool = False
-    body_string: bool = False
-    # of receipts
-    batch: int | None = None
-    task: int | None = None
+    A flag has its name written out, so that typer makes no `--no-…` beside it.
+    """
+
+    yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False
+    as_json: Annotated[bool, Option("--json", help="Print JSON lines, for programs.")] = False
+    # Options of the data source, where their names are queryTimeout and so on.
+    query_timeout: Annotated[str, Option(help="Time limit of each statement, for example 10m.")] = (
+        "30s"
+    )
+    url: Annotated[
+        str | None,
+        Option(
+            envvar="SQLQUEUE_URL",
+            help=f"{', or '.join(names.example_url for names in DIALECTS.values())}. "
+            "Set the password in SQLQUEUE_PASSWORD.",
+        ),
+    ] = field(default=None, repr=False)
+    credentials: Annotated[
+        str | None,
+        Option(
+            envvar="SQLQUEUE_CREDENTIALS",
+            help="What gives the password: azure, aws or package.module:function.",
+        ),
+    ] = None
+    state_schema: Annotated[
+        str | None, Option(help="Schema of the state tables, sqlqueue by default.")
+    ] = None
+    subscription_table: Annotated[
+        str | None,
+        Option(help=f"A table, or {ADDRESS_FORMS[0]}; SubscriptionRouting by default."),
+    ] = None
+    endpoint_time_zone: Annotated[
+        str | None, Option(help="Time zone of the .NET endpoints' database sessions.")
+    ] = None
+    trusted_owners: Annotated[
+        list[str] | None,
+        Option(
+            "--trust",
+            help="A role whose tables are used, beside yours, a superuser's and the database "
+            "owner's.",
+        ),
+    ] = None
+    allowed_destinations: Annotated[
+        list[str] | None,
+        Option("--allow", help="Also return to this table of another owner."),
+    ] = None
+    topics: Annotated[
+        list[str] | None,
+        Option(
+            "--topic",
+            help="Publish to this topic; then omit QUEUE. Most derived type first.",
+        ),
+    ] = None
+    message_type: Annotated[str | None, Option(help="The .NET type's full name.")] = None
+    content_type: Annotated[
+        str | None, Option(help="Content type, for example application/json.")
+    ] = None
+    time_to_be_received: Annotated[
+        str | None, Option(help="hh:mm:ss, after which the message expires.")
+    ] = None
+    as_received: Annotated[
+        bool,
+        Option(
+            "--as-received",
+            help="Keep headers and the remaining time to live of lines of browse --json.",
+        ),
+    ] = False
+    # Options of an endpoint's queues.
+    instance: Annotated[
+        list[str] | None,
+        Option(help="NAME of an instance's queue QUEUE.NAME, or its address."),
+    ] = None
+    qualifier: Annotated[
+        list[str] | None,
+        Option(help="NAME of a satellite's queue QUEUE.NAME, or its address."),
+    ] = None
+    error: Annotated[str | None, Option(help="The error queue, also for poison messages.")] = None
+    audit: Annotated[str | None, Option(help="The audit queue.")] = None
+    delayed: Annotated[bool, Option("--delayed", help="Also create the table QUEUE.Delayed.")] = (
+        False
+    )
+    body_string: Annotated[
+        bool, Option("--body-string", help="Add the column BodyString: bodies as text.")
+    ] = False
+    # Options of receipts.
+    batch: Annotated[int | None, Option(help="Only this batch.")] = None
+    task: Annotated[int | None, Option(help="Only this task.")] = None
 
     @property
     def location(self) -> str:
-        """The url, with the environment's password unless something else gives one."""
+        """Return the url, with the environment's password unless something else gives one."""
         if not self.url:
             example = f"{EXAMPLES}, or set SQLQUEUE_URL"
             raise errors.MissingOption(option="--url", example=example)
@@ -141,11 +183,11 @@ class Shared:
         return self._parse(DatabaseOptions)
 
     def source(self, queue: str) -> SourceOptions:
-        """As `database`, for a command on one queue."""
+        """Validate the options as a read does, for a command on one queue."""
         return self._parse(SourceOptions, queue)
 
     def sink(self, queue: str | None = None) -> SinkOptions:
-        """As `database`, for a command that sends or that reads subscriptions."""
+        """Validate the options as a write does, for a command that sends or reads subscriptions."""
         return self._parse(SinkOptions, queue)
 
     def _parse(self, kind: type[Kind], queue: str | None = None) -> Kind:
@@ -166,16 +208,18 @@ class Context(typer.Context):
     obj: Shared
 
     def connect(self, options: DatabaseOptions, session: type[Session] = Session) -> Connection:
-        """Open a connection until the command ends; nothing is retried."""
+        """Open a connection, which is closed when the command ends. Nothing is retried."""
         return self.session(options, session).open()
 
     def session(self, options: DatabaseOptions, session: type[Session] = Session) -> Session:
-        """Give a session until the command ends."""
+        """Give a session, which is closed when the command ends."""
         return self.with_resource(session(options, str(self.info_name)))
 
     def confirm(self, what: str) -> None:
         """
-        Print what will be done, and ask on standard error. With --json both go to standard error.
+        Print what will be done, and ask. The question goes to standard error.
+
+        With --json what will be done goes to standard error too.
 
         Ctrl-C ends the process with exit code 130. Any answer but yes ends it with 1.
         """
@@ -185,14 +229,20 @@ class Context(typer.Context):
         sys.stderr.write("Continue? [y/N]: ")
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-            fail("nothing was done; --yes answers the question")
+            fail_command("nothing was done; --yes answers the question")
 
     def follow(self, batches: Iterable[int], what: str, total: int, done: str) -> int:
         """
         Show the progress of batches on standard error, on a terminal only; return their sum.
 
-        They are done one by one as they are read. Each is a number: of `what`, in all `total`.
-        Ctrl-C prints how many were `done`, for example `deleted`.
+        A batch is done when it is read from `batches`, which gives the number of its messages.
+        Ctrl-C prints how many messages were `done`, for example `deleted`.
+
+        Args:
+            batches: does the work.
+            what: the noun of the numbers, for example `message`.
+            total: the expected sum.
+            done: the verb for Ctrl-C.
         """
         gone = 0
         status = Console(stderr=True, quiet=self.obj.as_json).status(part(0, total, what))
@@ -217,7 +267,7 @@ class Context(typer.Context):
         else:
             say(text)
 
-    def show(self, columns: Sequence[Column], rows: Sequence[Any], title: str) -> None:
+    def show(self, columns: Sequence[ShownColumn], rows: Sequence[Any], title: str) -> None:
         """Print rows, which are dataclasses, as JSON lines or as a table of some columns."""
         if not self.obj.as_json:
             screen.out().print(screen.draw_rows(columns, rows, title))
@@ -241,63 +291,78 @@ def public_name(name: str) -> str:
     return re.sub("_(.)", lambda found: found[1].upper(), name)
 
 
-# typer reads the fields as it reads the parameters of a command
-app = typer.Typer(add_completion=False)
-app.command()(Shared)
-PARAMETERS: dict[str, Any] = {str(each.name): each for each in typer.main.get_command(app).params}
-# how the commands spell options of the data source
+# typer makes an option of each field, as of each parameter of a command.
+shared_options = typer.Typer(add_completion=False)
+shared_options.command()(Shared)
+PARAMETERS: dict[str, Any] = {
+    str(each.name): each for each in typer.main.get_command(shared_options).params
+}
+# How the commands spell the options of the data source.
 FLAGS = {public_name(name): each.opts[0] for name, each in PARAMETERS.items()}
 
 
 class Command(TyperCommand):
-    """A command that connects, with the shared options that it needs for that."""
+    """A command that connects. A subclass names the shared options that it has."""
 
     context_class = Context
     shared: ClassVar[tuple[str, ...]] = (
-        *("as_json", "query_timeout", "url", "credentials", "trusted_owners"),
+        "as_json",
+        "query_timeout",
+        "url",
+        "credentials",
+        "trusted_owners",
     )
-
-    @classmethod
-    def having(cls, *names: str) -> type[Command]:
-        """Return the class of a command with these shared options too."""
-        return type(cls.__name__, (cls,), {"shared": (*names, *cls.shared)})
+    # The help of shared options that mean something else for this command.
+    meanings: ClassVar[dict[str, str]] = {}
 
     def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - typer passes them
-        """Add the shared options, and the help of each option."""
-        settings["help"], _, texts = settings["help"].partition("\n\nOptions:\n")
-        own = dict(re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", texts, re.MULTILINE))
+        """Add the shared options behind those of the command."""
         super().__init__(*args, **settings)
-        self.params += [copy(PARAMETERS[name]) for name in self.shared]
-        each: Any
-        for each in self.params:
-            each.help = each.help or " ".join((HELP | own).get(each.name, "").split())
-            if each.default is False:  # without `--no-…`
-                each.secondary_opts = []
+        for name in self.shared:
+            option = copy(PARAMETERS[name])
+            option.help = self.meanings.get(name, option.help)
+            self.params.append(option)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as in click
         """Put the values of the shared options into the context, and run the command."""
-        its = ctx.obj = Shared(**{name: ctx.params.pop(name) for name in self.shared})
-        if its.as_json:
+        values = Shared(**{name: ctx.params.pop(name) for name in self.shared})
+        ctx.obj = values
+        if values.as_json:
             write_utf_8()
-        may_ask = "yes" not in self.shared or its.yes or not its.as_json
-        require(may_ask, "--json", "true", "--yes with it, because a program cannot be asked")
+        may_ask = "yes" not in self.shared or values.yes or not values.as_json
+        require_option(
+            may_ask, "--json", "true", "--yes with it, because a program cannot be asked"
+        )
         return super().invoke(ctx)
 
 
 class OfflineCommand(Command):
     """A command that connects to no database that the user names."""
 
-    shared = ("as_json",)
+    shared: ClassVar[tuple[str, ...]] = ("as_json",)
 
 
-AskingCommand = Command.having("yes")  # it asks before it changes something
-StateCommand = Command.having("state_schema")
+class AskingCommand(Command):
+    """A command that asks before it changes something."""
+
+    shared = ("yes", *Command.shared)
+
+
+class StateCommand(Command):
+    """A command on the state tables of one schema."""
+
+    shared = ("state_schema", *Command.shared)
+
+
+# The options of `create` and `script` on what they make beside an endpoint's queue.
+ENDPOINT_QUEUES = ("instance", "qualifier", "error", "audit", "delayed", "body_string")
+ALL_STATES = "Look at this schema only; by default at all that you may enter."
 
 
 # ---------------------------------------------------------------- options of one command
 
 
-def require(fits: object, option: str, found: object, expected: str) -> None:
+def require_option(fits: object, option: str, found: object, expected: str) -> None:
     """Raise BadOption for an option that does not fit the others."""
     if not fits:
         raise errors.BadOption(option=option, found=str(found), expected=expected)
@@ -320,7 +385,7 @@ def read_moment(option: str, text: str | None) -> datetime | None:
 
 
 def keeps_trail(connection: Connection) -> bool:
-    """Whether actions are recorded; if not, print that on standard error."""
+    """Return whether actions are recorded. If not, print that on standard error."""
     kept = has_trail(connection)
     if not kept:
         say_error(NO_TRAIL.format(connection.state, connection.server))
@@ -339,7 +404,7 @@ def end_by(error: errors.SqlQueueError) -> NoReturn:
     sys.exit(USAGE if bad else DATABASE)
 
 
-def fail(text: str) -> NoReturn:
+def fail_command(text: str) -> NoReturn:
     """Print what the command found, or why it did nothing, and end with FOUND."""
     say_error(text)
     raise typer.Exit(FOUND)

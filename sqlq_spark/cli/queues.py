@@ -15,7 +15,7 @@ from dataclasses import asdict, fields
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from rich.console import Group
 from rich.live import Live
@@ -23,33 +23,36 @@ from rich.text import Text
 from typer import Option, Typer
 
 from sqlq_spark import errors
-from sqlq_spark.admin import checks, inspect, purge, watch
-from sqlq_spark.admin.formats import Column, quantity, span, view, write_utf_8
-from sqlq_spark.admin.problems import Finding
+from sqlq_spark.admin import doctor, purge, queue_sizes, state_tables, stats
+from sqlq_spark.admin.formats import ShownColumn, quantity, show_span, view, write_utf_8
+from sqlq_spark.admin.queue_checks import Finding
 from sqlq_spark.cli import options as cli
 from sqlq_spark.cli import screen
-from sqlq_spark.cli.options import Command, Context, StateCommand, require
+from sqlq_spark.cli.options import Command, Context, StateCommand, require_option
 from sqlq_spark.cli.screen import say, say_error
 from sqlq_spark.database import transaction
 from sqlq_spark.database.schema import find_states
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options.names import parse_table
-from sqlq_spark.send import DUE_BATCH
+from sqlq_spark.receive.due import DUE_BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rich.console import RenderableType
 
-    from sqlq_spark.admin.watch import Look
+    from sqlq_spark.admin.stats import Look
+    from sqlq_spark.database import Connection
     from sqlq_spark.database.sessions import Session
     from sqlq_spark.options.connection import DatabaseOptions
+    from sqlq_spark.wire.address import QueueAddress
 
 app = Typer()
 
-SHARE = 4.0  # --watch pauses at least so many times as long as a look took, which counts rows
-# --watch continues after these
-PASSING = (
+# --watch pauses at least so many times as long as a look took, because a look counts rows.
+PAUSE_FACTOR = 4.0
+# --watch continues after these errors.
+TEMPORARY_ERRORS = (
     errors.ConnectionLost,
     errors.CredentialsFailed,
     errors.Deadlock,
@@ -61,15 +64,24 @@ PASSING = (
 # ---------------------------------------------------------------- stats
 
 
-@app.command(cls=StateCommand.having("endpoint_time_zone"))
-def stats(
+class LookCommand(StateCommand):
+    """The options of the commands that look at queues and streams."""
+
+    shared = ("endpoint_time_zone", *StateCommand.shared)
+
+
+@app.command("stats", cls=LookCommand)
+def stats_command(
     context: Context,
     queues: cli.Queues = None,
     *,
-    watch_: Annotated[bool, Option("--watch")] = False,
-    interval: Annotated[float, Option(min=0.1)] = 2.0,
-    count: Annotated[int | None, Option(min=1)] = None,
-    openmetrics: Annotated[str | None, Option(metavar="FILE")] = None,
+    watch: Annotated[bool, Option("--watch", help="Continue until Ctrl-C.")] = False,
+    interval: Annotated[float, Option(min=0.1, help="Seconds between two looks of --watch.")] = 2.0,
+    count: Annotated[int | None, Option(min=1, help="End --watch after so many looks.")] = None,
+    openmetrics: Annotated[
+        str | None,
+        Option(metavar="FILE", help="Write gauges for Prometheus; - is the standard output."),
+    ] = None,
 ) -> None:
     """
     Show the depth of queues, delayed messages and streams, and what is wrong.
@@ -80,20 +92,14 @@ def stats(
     in/s is the growth of the highest seq. out/s is in/s less the change of the
     backlog. lag is waiting and held messages.
     --openmetrics replaces the file at once, also at each look of --watch.
-
-    Options:
-        watch_: Continue until Ctrl-C.
-        interval: Seconds between two looks of --watch.
-        count: End --watch after so many looks.
-        openmetrics: Write gauges for Prometheus; - is the standard output.
     """
     as_json, options = context.obj.as_json, context.obj.database()
-    require(count is None or watch_, "--count", count, "--watch with it")
-    require(not (openmetrics and as_json), "--openmetrics", openmetrics, "no --json with it")
+    require_option(count is None or watch, "--count", count, "--watch with it")
+    require_option(not (openmetrics and as_json), "--openmetrics", openmetrics, "no --json with it")
     if openmetrics == "-":
         write_utf_8()
-    on_screen = watch_ and not openmetrics and not as_json and sys.stdout.isatty()
-    # an error is shown below it until the next look
+    on_screen = watch and not openmetrics and not as_json and sys.stdout.isatty()
+    # An error is shown below the screen until the next look.
     live = Live(console=screen.out(), screen=True, auto_refresh=False, redirect_stderr=False)
     show = (
         partial(live.update, refresh=True)
@@ -101,44 +107,48 @@ def stats(
         else partial(live.console.print, soft_wrap=True)
     )
     session, state_schema = context.session(options), options.state_schema
-    with screen.until_stopped() if watch_ else nullcontext(), live if on_screen else nullcontext():
+    with screen.until_stopped() if watch else nullcontext(), live if on_screen else nullcontext():
         for done, now in enumerate(looks(session, queues or [], options, interval), 1):
             if openmetrics == "-":
-                sys.stdout.write(watch.to_metrics(now, state_schema))
+                sys.stdout.write(stats.to_metrics(now, state_schema))
             elif openmetrics:  # the collector's login may read the file
-                write(openmetrics, watch.to_metrics(now, state_schema), "--openmetrics", 0o644)
+                write(openmetrics, stats.to_metrics(now, state_schema), "--openmetrics", 0o644)
             elif as_json:
-                screen.print_json(watch.to_json(now))
+                screen.print_json(stats.to_json(now))
             else:
-                show(draw(now, state_schema, "watch" if watch_ else "once"))
+                show(draw(now, state_schema, "watch" if watch else "once"))
             sys.stdout.flush()
-            if not watch_ or done == count:
+            if not watch or done == count:
                 return
 
 
 def looks(
     session: Session, names: Sequence[str], options: DatabaseOptions, interval: float
 ) -> Iterator[Look]:
-    """Look and pause. Says that it tries again after a temporary error, but not of the first."""
+    """
+    Look and pause, again and again.
+
+    After a temporary error it says so, and tries again. An error of the first look is raised.
+    """
     before: Look | None = None
     while True:
         began = time.monotonic()
         try:
-            before = watch.add_rates(before, watch.look(session.open(), names, options))
-        except PASSING as error:
+            before = stats.add_rates(before, stats.take_look(session.open(), names, options))
+        except TEMPORARY_ERRORS as error:
             if before is None:
                 raise
             session.close()
             say_error(f"{error.describe(cli.FLAGS).removesuffix('.')}. Trying again.")
         else:
             yield before
-        time.sleep(max(interval, SHARE * (time.monotonic() - began)))
+        time.sleep(max(interval, PAUSE_FACTOR * (time.monotonic() - began)))
 
 
 def draw(now: Look, state_schema: str, view_name: str) -> Group:
-    """The tables of queues and of streams, with the columns of a view, and what is wrong."""
+    """Draw the tables of queues and of streams, with the columns of a view, and what is wrong."""
     parts: list[RenderableType] = [
-        screen.draw_rows(view(watch.QUEUE, view_name), now.queues, "queues")
+        screen.draw_rows(view(stats.QUEUE_COLUMNS, view_name), now.queues, "queues")
         if now.queues
         else Text(screen.NO_QUEUES),
         Text(
@@ -146,9 +156,10 @@ def draw(now: Look, state_schema: str, view_name: str) -> Group:
             "(`sqlqueue install` creates them)"
         )
         if now.streams is None
-        else screen.draw_rows(view(watch.STREAM, view_name), now.streams, "streams"),
+        else screen.draw_rows(view(stats.STREAM_COLUMNS, view_name), now.streams, "streams"),
     ]
-    parts += [line for each in now.problems for line in screen.finding_lines(each)]
+    for problem in now.problems:
+        parts += screen.finding_lines(problem)
     if view_name == "watch":
         parts.insert(0, Text(f"{now.at:%Y-%m-%d %H:%M:%S} UTC. Press Ctrl-C to end.", "dim"))
     return Group(*parts)
@@ -157,12 +168,12 @@ def draw(now: Look, state_schema: str, view_name: str) -> Group:
 # ---------------------------------------------------------------- report
 
 
-@app.command(cls=StateCommand.having("endpoint_time_zone"))
-def report(
+@app.command("report", cls=LookCommand)
+def report_command(
     context: Context,
     queues: cli.Queues = None,
     *,
-    html: Path | None = None,
+    html: Annotated[Path | None, Option(help="Write the page to this file.")] = None,
 ) -> None:
     """
     Write one page: what waits, what failed, what is wrong.
@@ -171,24 +182,21 @@ def report(
     The page has no script and loads nothing.
     With --json the command prints the figures, with or without a page.
     It reads headers, not bodies, and deletes and locks nothing.
-
-    Options:
-        html: Write the page to this file.
     """
-    from sqlq_spark.admin import report as its  # noqa: PLC0415 - see cli
+    from sqlq_spark.admin import report  # noqa: PLC0415 - see cli
 
     if html is None and not context.obj.as_json:
         example = "a file for the page, or use --json to print the figures"
         raise errors.MissingOption(option="--html", example=example)
     options = context.obj.database()
     connection = context.connect(options)
-    found = watch.look(connection, queues or (), options)
-    failures = its.find_failures(connection, found, are_named=bool(queues))
+    found = stats.take_look(connection, queues or (), options)
+    failures = report.find_failures(connection, found, are_named=bool(queues))
     if html is not None:
-        # the page names queues, logins and failures, and others may be able to read the folder
-        page = its.write_page(connection.server, found, failures)
+        # The page names queues, logins and failures. Others may be able to read the folder.
+        page = report.write_page(connection.server, found, failures)
         write(str(html), page, "--html", 0o600)
-    figures = watch.to_json(found) | {"server": connection.server, "failures": failures}
+    figures = stats.to_json(found) | {"server": connection.server, "failures": failures}
     context.answer(figures, f"the report of {quantity(len(found.queues), 'queue')} is in {html}")
 
 
@@ -209,8 +217,14 @@ def write(name: str, text: str, option: str, mode: int) -> None:
 # ---------------------------------------------------------------- purge
 
 
-@app.command("purge", cls=StateCommand.having("yes"))
-def purge_(context: Context, queue: str) -> None:
+class PurgeCommand(StateCommand):
+    """The options of `purge`."""
+
+    shared = ("yes", *StateCommand.shared)
+
+
+@app.command("purge", cls=PurgeCommand)
+def purge_command(context: Context, queue: cli.QueueName) -> None:
     """
     Delete every message that waits in a queue, in batches, the lowest seq first. Asks first.
 
@@ -220,7 +234,7 @@ def purge_(context: Context, queue: str) -> None:
     options = context.obj.source(queue)
     connection = context.connect(options)
     with transaction(connection):
-        depth = inspect.depth(connection, options.address)
+        depth = queue_sizes.measure_queue(connection, options.address)
     messages = depth.messages
     if messages:
         context.confirm(f"delete {quantity(messages, 'message')} of {depth.queue} permanently")
@@ -231,13 +245,13 @@ def purge_(context: Context, queue: str) -> None:
     context.answer(result, f"{quantity(gone, 'message')} deleted")
 
 
-@app.command(cls=Command)
-def purge_expired(context: Context, queue: str) -> None:
+@app.command("purge-expired", cls=Command)
+def purge_expired_command(context: Context, queue: cli.QueueName) -> None:
     """Delete expired messages, in batches. Skips messages that others have locked."""
     options = context.obj.source(queue)
     connection = context.connect(options)
     with transaction(connection):
-        depth = inspect.depth(connection, options.address)
+        depth = queue_sizes.measure_queue(connection, options.address)
     batches = purge.purge_expired(connection, options.address)
     gone = context.follow(batches, "expired message", depth.expired or 0, "deleted")
     result = {"queue": depth.queue, "deleted": gone}
@@ -247,25 +261,27 @@ def purge_expired(context: Context, queue: str) -> None:
 # ---------------------------------------------------------------- move-due
 
 
-@app.command(cls=Command.having("endpoint_time_zone"))
-def move_due(
+class MoveDueCommand(Command):
+    """The options of `move-due`."""
+
+    shared = ("endpoint_time_zone", *Command.shared)
+
+
+@app.command("move-due", cls=MoveDueCommand)
+def move_due_command(
     context: Context,
-    queue: str,
+    queue: cli.QueueName,
     *,
-    watch: bool = False,
-    batch: cli.Positive = DUE_BATCH,
+    watch: Annotated[bool, Option("--watch", help="Continue until Ctrl-C.")] = False,
+    batch: Annotated[int, Option(min=1, help="Messages per transaction.")] = DUE_BATCH,
 ) -> None:
     """
     Move the delayed messages that are due into their queue. The receiver forwards them.
 
     With --watch the command looks again after 1 s, then 2 s, up to 60 s, and
     no later than the next due time. It prints each look that moved messages.
-
-    Options:
-        watch: Continue until Ctrl-C.
-        batch: Messages per transaction.
     """
-    from sqlq_spark.send.delayed import Moved, Mover, pause  # noqa: PLC0415 - see cli
+    from sqlq_spark.receive.due import Moved, Mover, pause  # noqa: PLC0415 - see cli
 
     options = context.obj.source(queue)
     move = partial(Mover(options.address, options).move, most=batch)
@@ -283,7 +299,7 @@ def move_due(
             elif moved.next_due <= 0:
                 then = "more are due, but another process is moving them"
             else:
-                then = f"the next is due in {span(moved.next_due)}"
+                then = f"the next is due in {show_span(moved.next_due)}"
             if messages or not watch:
                 shown = {"queue": name, "moved": messages, "nextDueSeconds": moved.next_due}
                 context.answer(shown, f"{quantity(messages, 'message')} moved into {name}; {then}")
@@ -296,18 +312,28 @@ def move_due(
 # ---------------------------------------------------------------- doctor
 
 
-@app.command(cls=Command.having("subscription_table", "state_schema"))
-def doctor(context: Context, queues: cli.Queues = None, *, warn_if_shared: bool = True) -> None:
+class DoctorCommand(Command):
+    """The options of `doctor`."""
+
+    shared = ("subscription_table", "state_schema", *Command.shared)
+    meanings: ClassVar[dict[str, str]] = {"state_schema": cli.ALL_STATES}
+
+
+@app.command("doctor", cls=DoctorCommand)
+def doctor_command(
+    context: Context,
+    queues: cli.Queues = None,
+    *,
+    warn_if_shared: Annotated[
+        bool, Option(help="Warn if an endpoint seems to own the queue of a stream.")
+    ] = True,
+) -> None:
     """
     Check queues, subscriptions, streams and the server, and print the fix of each problem.
 
     Without a name it checks all queues that this login may read. Without
     --state-schema it names the state schemas that it did not look into.
     Changes nothing. The exit code is 1 if there is an error or a warning.
-
-    Options:
-        warn_if_shared: Warn if an endpoint seems to own the queue of a stream.
-        state_schema: Look at this schema only; by default at all that you may enter.
     """
     options = context.obj.sink()
     asked = [parse_table("QUEUE", name, options.naming) for name in queues or ()]
@@ -315,63 +341,76 @@ def doctor(context: Context, queues: cli.Queues = None, *, warn_if_shared: bool 
     connection.trusted = options.trusted.with_named(asked)
     states, unread = ([], {}) if context.obj.state_schema else find_states(connection)
     states = states or ([] if unread else [options.state_schema])
-    unnamed, found = ([], []) if asked else checks.queues_of_streams(connection, states)
-    if not asked:
-        there = [each.address for each in inspect.tables(connection)]
-        unnamed = [*{connection.printed(each): each for each in (*there, *unnamed)}.values()]
+    unnamed, found = ([], []) if asked else find_queues(connection, states)
     for state, reason in unread.items():
         problem = f"state schema {state} was not looked into: {reason}"
         note = Finding(
             where=connection.server, name="state_unread", severity="note", found=problem, fix=""
         )
         found.append(note)
-    found += checks.run_all_checks(
+    found += doctor.run_all_checks(
         connection,
         [*asked, *unnamed],
         warn_if_shared=warn_if_shared,
         unnamed=unnamed,
         states=states,
     )
-    found += checks.of_subscriptions(connection, options.subscription_address)
-    is_fine = not any(each.is_problem for each in found)
+    found += doctor.of_subscriptions(connection, options.subscription_address)
     if context.obj.as_json:
-        for each in found:
-            screen.print_json(asdict(each))
+        for finding in found:
+            screen.print_json(asdict(finding))
     else:
         if not (asked or unnamed):
             say(screen.NO_QUEUES)
-        for each in sorted(found, key=attrgetter("rank")):
-            screen.out().print(*screen.finding_lines(each), sep="\n", soft_wrap=True)
-        if is_fine:
-            screen.out().print("no problems found", style="green")
-    if not is_fine:
+        show_findings(found)
+    if any(finding.is_problem for finding in found):
         context.exit(cli.FOUND)
+
+
+def find_queues(
+    connection: Connection, states: Sequence[str]
+) -> tuple[list[QueueAddress], list[Finding]]:
+    """
+    Find the queues that this login may read and those that streams read, each once.
+
+    Returns:
+        The queues; and a finding for each stream's queue that is no address.
+    """
+    of_streams, found = doctor.queues_of_streams(connection, states)
+    readable = [table.address for table in queue_sizes.list_tables(connection)]
+    by_name = {connection.printed(queue): queue for queue in (*readable, *of_streams)}
+    return [*by_name.values()], found
+
+
+def show_findings(found: Sequence[Finding]) -> None:
+    """Print findings with their fixes, errors first."""
+    for finding in sorted(found, key=attrgetter("rank")):
+        screen.out().print(*screen.finding_lines(finding), sep="\n", soft_wrap=True)
+    if not any(finding.is_problem for finding in found):
+        screen.out().print("no problems found", style="green")
 
 
 # ---------------------------------------------------------------- trail
 
-TRAIL = [Column(field.name) for field in fields(inspect.TrailEntry)]
+TRAIL_COLUMNS = [ShownColumn(field.name) for field in fields(state_tables.TrailEntry)]
 
 
-@app.command(cls=StateCommand)
-def trail(
+@app.command("trail", cls=StateCommand)
+def trail_command(
     context: Context,
     queue: cli.MaybeQueue = None,
     *,
-    last: cli.Positive = 100,
+    last: Annotated[int, Option(min=1, help="How many entries.")] = 100,
 ) -> None:
     """
     Show the audit trail, the latest entry first.
 
     An entry says who purged, returned, dropped or retired, when, and how many
     messages. Each transaction of a command has one.
-
-    Options:
-        last: How many entries.
     """
     options = context.obj.database()
     address = cli.queue_or_none("queue", queue, options)
     connection = context.connect(options, StateSession)
     with transaction(connection):
-        entries = inspect.trail(connection, entries=last, queue=address)
-    context.show(TRAIL, entries, "entries")
+        entries = state_tables.read_trail(connection, entries=last, queue=address)
+    context.show(TRAIL_COLUMNS, entries, "entries")

@@ -1,5 +1,5 @@
 """
-Screens: lines, tables, messages, progress bars.
+Prints lines, tables and messages on a screen or as JSON.
 
 Names, headers and bodies are untrusted: they are shown without markup or control characters.
 """
@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from sqlq_spark.admin.formats import Cell, Column
-    from sqlq_spark.admin.inspect import Message
-    from sqlq_spark.admin.problems import Finding
+    from sqlq_spark.admin.formats import Cell, ShownColumn
+    from sqlq_spark.admin.messages import StoredMessage
+    from sqlq_spark.admin.queue_checks import Finding
 
-# Ctrl-C raises one of these: while a statement runs, the database driver cancels the statement
+# Ctrl-C raises one of these. While a statement runs, the database driver cancels the statement.
 CTRL_C = (KeyboardInterrupt, Cancelled)
-NO_TERMINAL = 160  # columns, so that little is cut in what a program reads
+# The width without a terminal, in columns. It cuts little of what a program reads.
+NO_TERMINAL = 160
 NO_QUEUES = (
     "no queues: this login may read no table of this database that has the columns of a queue"
 )
@@ -66,7 +67,7 @@ def print_json(value: object) -> None:
 
 
 def print_unchanged(text: str) -> None:
-    """Print a text that a program runs: an escape would be another name there."""
+    """Print a text that a program runs. An escape would change a name in it."""
     encoding = sys.stdout.encoding
     if not has_characters(encoding, text):
         say_error(f"the output is UTF-8, because {encoding} lacks characters of it")
@@ -74,33 +75,34 @@ def print_unchanged(text: str) -> None:
     sys.stdout.write(text)
 
 
-def finding_lines(its: Finding) -> list[Text]:
-    """A finding, and below it the statements that fix it, one per line."""
-    head = (its.severity, STYLES[its.severity])
-    fixes = [Text(f"    {line}", "cyan") for line in its.fix_lines]
-    return [Text.assemble(head, f"  {clean(its.where)}: {clean(its.found)}"), *fixes]
+def finding_lines(finding: Finding) -> list[Text]:
+    """Return a finding as lines: what was found, then the statements that fix it."""
+    head = (finding.severity, STYLES[finding.severity])
+    fixes = [Text(f"    {line}", "cyan") for line in finding.fix_lines]
+    return [Text.assemble(head, f"  {clean(finding.where)}: {clean(finding.found)}"), *fixes]
 
 
 # ---------------------------------------------------------------- tables
 
 
-def show(names: Sequence[str], rows: Iterable[Iterable[object]], title: str) -> None:
+def show_table(names: Sequence[str], rows: Iterable[Iterable[object]], title: str) -> None:
     """Print a table of values."""
     columns = zip(*rows, strict=True)
     cells = ([*map(make_cell, column)] for column in columns)
     out().print(draw([*zip(names, cells, strict=False)], title))
 
 
-def draw_rows(columns: Iterable[Column], rows: Sequence[object], title: str) -> RenderableType:
+def draw_rows(columns: Iterable[ShownColumn], rows: Sequence[object], title: str) -> RenderableType:
     """Draw a table of some columns of rows."""
     return draw([(each.name, [*map(each.cell, rows)]) for each in columns], title)
 
 
 def draw(columns: Sequence[tuple[str, Sequence[Cell]]], title: str) -> RenderableType:
     """
-    A table whose last column is cut at the terminal's width, and others only if that is not enough.
+    Draw a table. Its last column is cut at the terminal's width.
 
-    If a terminal is too narrow, columns that say nothing are left out.
+    Other columns are cut only if that is not enough. If a terminal is too narrow, columns that say
+    nothing are left out.
     """
     if not columns or not columns[0][1]:
         return Text(f"no {title}", "dim")
@@ -131,7 +133,7 @@ def lay_out(columns: Sequence[tuple[str, Sequence[Cell]]], title: str) -> Table:
 
 
 def type_and_time(headers: Mapping[str, str | None] | None) -> tuple[str | None, str | None]:
-    """The type's short name and the time when the message was sent."""
+    """Return the short name of a message's type, and the time when it was sent."""
     if headers is None:
         return "(corrupt headers)", None
     types = headers.get(ENCLOSED_MESSAGE_TYPES) or ""
@@ -139,8 +141,8 @@ def type_and_time(headers: Mapping[str, str | None] | None) -> tuple[str | None,
     return short or None, (headers.get(TIME_SENT) or "")[:19] or None
 
 
-def message_as_json(message: Message) -> dict[str, Any]:
-    """A message as a JSON object, which `sqlqueue send` accepts."""
+def message_as_json(message: StoredMessage) -> dict[str, Any]:
+    """Return a message as a JSON object, which `sqlqueue send` accepts."""
     shown: dict[str, Any] = {"id": message.id, "seq": message.seq, "expires": message.expires}
     if message.headers is None:
         shown["corruptHeaders"] = message.corrupt_headers

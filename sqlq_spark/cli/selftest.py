@@ -9,12 +9,13 @@ from contextlib import closing
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
+from typer import Option
 
-from sqlq_spark.cli.options import FOUND, AskingCommand, Context, require
+from sqlq_spark.cli.options import FOUND, AskingCommand, Context, require_option
 from sqlq_spark.wire.dialects import DIALECTS
 
 if TYPE_CHECKING:
@@ -24,18 +25,34 @@ app = typer.Typer()
 
 DRIVERS = {package for names in DIALECTS.values() for package in names.driver_packages}
 PACKAGES = {"sqlq-spark", "pyarrow", *DRIVERS}
-# databases of which a server may have several collations
+# Kinds of databases of which a server may have several collations.
 COLLATED = " or ".join(f"a {names.database}" for names in DIALECTS.values() if names.collations)
 
 
-@app.command(cls=AskingCommand)
-def selftest(
+AlsoRoles = Annotated[
+    bool, Option("--roles", help="Also make roles and logins, and do their work.")
+]
+AlsoDatabases = Annotated[
+    bool,
+    Option(
+        "--databases",
+        help="Also make databases of other collations, if the server has them.",
+    ),
+]
+OnlyChecks = Annotated[
+    list[str] | None, Option(help="Only the check of this name; may be repeated.")
+]
+ReportFile = Annotated[Path, Option(help="The report, for an issue; without password and host.")]
+
+
+@app.command("selftest", cls=AskingCommand)
+def selftest_command(
     context: Context,
     *,
-    roles: bool = False,
-    databases: bool = False,
-    only: list[str] | None = None,
-    file: Path = Path("sqlqueue-selftest.json"),
+    roles: AlsoRoles = False,
+    databases: AlsoDatabases = False,
+    only: OnlyChecks = None,
+    file: ReportFile = Path("sqlqueue-selftest.json"),
 ) -> None:
     """
     Check whether everything works on this server, and write a report. Asks first.
@@ -43,31 +60,25 @@ def selftest(
     Use a database for tests. It makes schemas, sends and receives 100,000
     messages in a minute or two, and drops all that it made. What this login
     may not do is not checked. The exit code is 1 if a check failed.
-
-    Options:
-        roles: Also make roles and logins, and do their work.
-        databases: Also make databases of other collations, if the server has them.
-        only: Only the check of this name; may be repeated.
-        file: The report, for an issue; without password and host.
     """
-    from sqlq_spark.admin import selftest as its  # noqa: PLC0415 - imports pyarrow
+    from sqlq_spark.admin import selftest  # noqa: PLC0415 - imports pyarrow
 
-    shared, names = context.obj, {check.__name__: check for check in its.CHECKS}
+    shared, names = context.obj, {check.__name__: check for check in selftest.CHECKS}
     for name in only or ():
-        require(name in names, "--only", name, ", ".join(names))
+        require_option(name in names, "--only", name, ", ".join(names))
     asked = {"roles": roles, "databases": databases}
     chosen = [names[name] for name in only or names if only or asked.get(name, True)]
     given = {"url": shared.location, "queryTimeout": shared.query_timeout}
     given |= {"credentials": shared.credentials} if shared.credentials else {}
     connection = context.connect(shared.database())
     server = connection.server
-    fits = its.databases not in chosen or connection.names.collations != ()
-    require(fits, "--databases", server, COLLATED)
-    context.confirm(f"make schemas {its.MARK}… in {server}, work in them, and drop them")
+    fits = selftest.databases not in chosen or connection.names.collations != ()
+    require_option(fits, "--databases", server, COLLATED)
+    context.confirm(f"make schemas {selftest.MARK}… in {server}, work in them, and drop them")
     results = list[dict[str, object]]()
-    for each in context.with_resource(closing(its.run(given, chosen))):
+    for each in context.with_resource(closing(selftest.run_checks(given, chosen))):
         results.append(each)
-        # before the clean-up, which may fail
+        # The report is written now, because the clean-up may fail.
         file.write_text(report_text(results, server), "utf-8")
         figures = f"{each['check']:<21}{each['seconds']:6.1f} s"
         context.answer(each, f"{each['outcome']:<13}{figures}  {each['seen']}")

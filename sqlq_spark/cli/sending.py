@@ -1,5 +1,5 @@
 """
-What `sqlqueue send` does: reads JSON lines into rows, inserts the messages, and counts them.
+Does the work of `sqlqueue send`: reads JSON lines into rows, inserts them, and counts them.
 
 A line is an object with `body` and optionally the other columns that a DataFrame may have.
 If the body is a JSON string, its text is sent. The JSON text of any other value is sent as the line
@@ -29,9 +29,11 @@ from sqlq_spark.cli.options import read_moment
 from sqlq_spark.cli.screen import say_error
 from sqlq_spark.database import read_clock
 from sqlq_spark.errors import BadInput, BadMessage, BadOption, StatementRefused
-from sqlq_spark.send import delayed, frame, publish
-from sqlq_spark.send.insert import rows_by_queue, send_in_transaction
-from sqlq_spark.send.sender import CHUNK_ROW, Sender, with_new_ids
+from sqlq_spark.send import frame, publish
+from sqlq_spark.send.chunk import CHUNK_ROW, find_waiting, topics_of
+from sqlq_spark.send.insert import Inserted, send_in_transaction
+from sqlq_spark.send.routes import rows_by_queue
+from sqlq_spark.send.sender import Sender, with_new_ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -57,9 +59,10 @@ SCHEMA = pa.schema(
     }
 )
 FIELDS = (*frame.WRITTEN, "bodyBase64")
-# what a line as received does not have: its headers say it
+# Fields that a line as received must not have, because its headers have their values.
 STATED = ("correlationId", "replyToAddress", "timeToBeReceived")
-ELSEWHERE = {"topics", "delay", "deliverAt"}  # such a message becomes other rows than the one read
+# With one of these fields a message becomes other rows than the one that was read.
+ELSEWHERE = {"topics", "delay", "deliverAt"}
 LONGEST_SHOWN = 64  # characters of a value in an error
 
 
@@ -71,7 +74,7 @@ class BadLine(BadInput):
     template = "line {line} cannot be sent: {reason}. Nothing was sent."
 
 
-def read(
+def read_lines(
     session: Session,
     options: SinkOptions,
     source: BinaryIO,
@@ -83,8 +86,8 @@ def read(
     Read all messages into tables of CHUNK_ROW.
 
     Args:
-        session: writes addresses as the database does; not opened where no row has one.
-        options: have the defaults for all messages.
+        session: gives addresses as the database writes them. It is opened only if a row has one.
+        options: the defaults of all messages.
         source: JSON lines, or the body of the only message. Blank lines are skipped.
         headers: added to every message that does not have them.
         is_body: whether the source is the body.
@@ -118,49 +121,63 @@ def insert(
 ) -> None:
     """Insert all messages in one transaction, and print how many went where."""
     whole = pa.concat_tables([CHUNK_ROW.empty_table(), *chunks], promote_options="default")
-    waiting, topics = delayed.find_waiting(whole), publish.topics_of(whole)
-    waits = 0 if waiting is None else pc.sum(waiting).as_py()
-    published = 0 if topics is None else len(topics) - topics.null_count
 
-    def work(inserts: Inserts, rows: list[pa.Table]) -> None:
+    def work(inserts: Inserts, rows: list[pa.Table]) -> Inserted:
+        inserted: list[Inserted] = []
+
         def batches() -> Iterator[int]:
             for chunk in rows:
-                inserts.insert(chunk)
+                inserted.append(inserts.insert(chunk))
                 yield chunk.num_rows
 
         context.follow(batches(), "message", whole.num_rows, "inserted, and undone")
+        return sum(inserted, start=Inserted())
 
-    # no retry: if the answer to a commit is lost, a retry would send twice
+    # There is no retry. If the answer to a commit were lost, a retry would send twice.
     renamed = 0
     try:
-        inserts = send_in_transaction(connection, options, partial(work, rows=chunks))
+        inserted = send_in_transaction(connection, options, partial(work, rows=chunks))
     except StatementRefused:
-        # the first transaction is undone; a row id may be in the queue already
+        # The first transaction is undone. A row id may be in the queue already.
         renamed = sum(len(chunk["id"]) - chunk["id"].null_count for chunk in chunks)
         if not renamed:
             raise
         rows = [*map(with_new_ids, chunks)]
-        inserts = send_in_transaction(connection, options, partial(work, rows=rows))
-    lost = inserts.without_subscriber
+        inserted = send_in_transaction(connection, options, partial(work, rows=rows))
+    answer_sent(context, connection, options, whole, inserted)
+    if renamed:
+        say_error(
+            f"{quantity(renamed, 'message')} sent under new row ids: one of theirs is in the "
+            "queue already"
+        )
+    if inserted.without_subscriber:
+        say_error(publish.describe_without_subscriber(inserted.without_subscriber))
+
+
+def answer_sent(
+    context: Context,
+    connection: Connection,
+    options: SinkOptions,
+    sent: pa.Table,
+    inserted: Inserted,
+) -> None:
+    """Print how many of the messages went to which queues, were published, and are delayed."""
+    waiting = find_waiting(sent)
+    topics = topics_of(sent)
+    waits = 0 if waiting is None else pc.sum(waiting).as_py()
+    published = 0 if topics is None else len(topics) - topics.null_count
     names = {
-        connection.printed(queue): pc.sum(own).as_py()
-        for queue, own in rows_by_queue(whole, options).items()
+        connection.printed(queue): pc.sum(mask).as_py()
+        for queue, mask in rows_by_queue(sent, options).items()
     }
     places = [f"{quantity(count, 'message')} sent to {name}" for name, count in names.items()]
     if published:
         places.insert(0, f"{quantity(published, 'message')} published")
     if waits:
         places[-1] += f", {waits:,} of them delayed"
-    counts = {"sent": whole.num_rows, "published": published, "delayed": waits}
-    result = {**counts, "queues": names, "unheard": lost.total()}
+    counts = {"sent": sent.num_rows, "published": published, "delayed": waits}
+    result = {**counts, "queues": names, "unheard": inserted.without_subscriber.total()}
     context.answer(result, "; ".join(places) or "no message sent")
-    if renamed:
-        say_error(
-            f"{quantity(renamed, 'message')} sent under new row ids: one of theirs is in the "
-            "queue already"
-        )
-    if lost:
-        say_error(publish.describe_without_subscriber(lost))
 
 
 # ---------------------------------------------------------------- lines
@@ -233,7 +250,7 @@ def _refuse_losses(stated: Mapping[str, Member], options: SinkOptions) -> None:
 
 
 def _row_id(text: str) -> bytes | None:
-    """Return the row id of a browse; None for another text, which is a message id only."""
+    """Return the row id of a browse; None for another text, which is only a message id."""
     try:
         found = UUID(text)
     except ValueError:
@@ -247,15 +264,15 @@ def _row_id(text: str) -> bytes | None:
 class Member(NamedTuple):
     """A member of a line's object."""
 
-    value: Any  # an object is a tuple of its members, and each number a float that nobody reads
-    text: str  # as the line has it
+    value: Any  # An object is a tuple of its members. A number is a float, which nobody reads.
+    text: str  # of the value, as the line has it
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"it has {name}, which is no JSON")
 
 
-# Of a number only the text is used. An int has a limit of digits, a float has none.
+# Only the text of a number is used. Python limits the digits of an int, but not of a float.
 DECODER = json.JSONDecoder(
     object_pairs_hook=tuple,
     parse_int=float,
@@ -350,12 +367,12 @@ def _headers(member: Member) -> list[tuple[str, str | None]]:
     return [*pairs]
 
 
-# field of a line → what reads a value that Arrow does not, and what is expected
+# Field of a line → what reads its value, if Arrow does not, and what is expected.
 READERS: dict[str, tuple[Callable[[Member], Any], str]] = {
     "body": (_body, "text without half of a surrogate pair"),
     "bodyBase64": (lambda member: base64.b64decode(member.value, validate=True), "base64"),
     "headers": (_headers, "an object of texts, each name once"),
-    # Arrow reads a text as its characters
+    # Arrow would read a text as a list of its characters.
     "topics": (lambda member: add([], member.value), "an array of texts"),
     "deliverAt": (lambda member: read_moment("deliverAt", member.value), "a time with its zone"),
     "expires": (lambda member: read_moment("expires", member.value), "a time with its zone"),

@@ -1,12 +1,13 @@
 """
-The seam between the package and its databases.
+The interface between the package and its databases.
 
-A dialect is a package beside this module, with the name that its `Names` have. It exports what
-`Dialect` lists and extends `Connection`. It has the SQL files that statements.py lists, with the
-same statements as every other dialect, and all else in which one database differs from another.
-What is known of it before a connection is in wire/<dialect>.py. `LISTED` in wire/dialects.py is the
-only list that names it. The rest of the package uses a `Connection` by these names and imports no
-driver.
+A dialect is a package beside this module. Its folder has the name `Names.dialect`. It exports what
+the protocol `Dialect` lists, and it extends `Connection`. It has the SQL files that statements.py
+lists, with the same statements as every other dialect. Everything else in which its database
+differs from others is in that package too. What is known before a connection is opened is in
+wire/<dialect>.py. `LISTED` in wire/dialects.py is the only list of all dialects.
+
+The rest of the package calls only the methods of `Connection`, and imports no driver.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC
 from enum import Enum
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, cast
 
@@ -34,16 +36,16 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import Names, QueueAddress
 
 R = TypeVar("R")
-Access: TypeAlias = Literal["read", "insert", "delete"]  # to a table
-# how a table is used → what keeps it as it is
+Access: TypeAlias = Literal["read", "insert", "delete"]  # how a table is used
+# how a table is used → the statement that locks its definition until the commit
 LOCKS: dict[Access, StatementName] = {
     "read": "lock_read",
     "insert": "lock_insert",
     "delete": "lock_delete",
 }
 Value: TypeAlias = "str | int | float | bool | bytes | None"
-Tables: TypeAlias = "dict[str, QueueAddress]"  # by their names in a statement
-# failures after which the whole transaction may run again
+Tables: TypeAlias = "dict[str, QueueAddress]"  # the name in a statement's braces → the table
+# failures after which the whole transaction can be run again
 TRANSIENT = (
     errors.ConnectionLost,
     errors.Deadlock,
@@ -58,14 +60,14 @@ SUPPRESSED = "an error was suppressed in a transaction, which was undone because
 
 
 class Work(Enum):
-    """What a session has open, so what a failure undoes."""
+    """The work that a session has open, and that a failure undoes."""
 
     NONE = "nothing"
     TRANSACTION = "the transaction"
     SAVEPOINT = "the work since the savepoint"
 
 
-# statement → what is open after it
+# statement → the work that is open after it
 OPENS: dict[str, Work] = {
     "begin": Work.TRANSACTION,
     "savepoint": Work.SAVEPOINT,
@@ -77,10 +79,10 @@ OPENS: dict[str, Work] = {
 
 class TransactionUndone(Exception):
     """
-    A failure in an attempt ended the whole transaction. The session lives.
+    A failure inside of `attempt` ended the whole transaction, but the session is still usable.
 
-    It is no error of the package, so that no code in the transaction takes it for one and goes on.
-    `transaction` raises the failure instead.
+    It does not derive from the package's errors, because code in the transaction could catch those
+    and go on. `transaction` catches it and raises the failure that caused it.
     """
 
     def __init__(self, failure: errors.DatabaseFailure) -> None:
@@ -92,19 +94,19 @@ class Connection(ABC):
     """
     One session with a database.
 
-    `tables` fill the braces of a statement and are quoted here; `values` are bound.
+    `tables` are quoted and put into the braces of a statement. `values` are bound as parameters.
     Every method raises a `DatabaseFailure` that says which statement failed and how to fix it.
-    A failure undoes what is open, see `undo`: the work since the savepoint, or the transaction.
+    A failure also undoes the open work: that since the savepoint, or the transaction. See `undo`.
     """
 
     names: ClassVar[Names]  # how this database writes names
-    lacks: ClassVar[frozenset[StatementName]]  # statements that it has no use for; callers ask
-    shapes: ClassVar[Mapping[str, str]]  # that a queue's table may have → what gives it one
-    most_moved: ClassVar[int]  # bytes of messages that one statement moves to another table
+    lacks: ClassVar[frozenset[StatementName]]  # statements it does not have; callers ask first
+    shapes: ClassVar[Mapping[str, str]]  # a shape of a queue's table → the SQL that makes it
+    most_moved: ClassVar[int]  # most bytes of messages that one statement moves to another table
 
     def __init__(
         self,
-        raw: Any,  # noqa: ANN401 - of a driver
+        raw: Any,  # noqa: ANN401 - a driver's connection
         *,
         server: str,
         state: str,
@@ -114,21 +116,23 @@ class Connection(ABC):
         self._raw = raw
         self.server = server  # the url without secrets
         self.state = state  # the schema of the state tables
-        self.application = application  # what the DBA sees while a transaction is open
-        self.timeout = timeout  # seconds for each statement and wait of a transaction
-        self.lock_timeout = timeout  # seconds for each wait for a lock, in the open transaction
-        self.checked_queues: set[QueueAddress] = set()  # whose columns have the transport's types
+        self.application = application  # the name that a DBA sees while a transaction is open
+        self.timeout = timeout  # seconds that a statement, or a wait for a lock, may take
+        self.lock_timeout = timeout  # seconds that the open transaction waits for a lock
+        self.checked_queues: set[QueueAddress] = set()  # see `check_types_once`
         self.work = Work.NONE
-        self.trusted = Trusted()  # whose tables it uses
-        self.seqs_skipped = 0  # by the open transaction, see collisions.py
-        # what the open transaction does last: looks once more at tables that no lock keeps
+        self.trusted = Trusted()  # the owners whose tables this session uses
+        self.seqs_skipped = 0  # in the open transaction, see collisions.py
+        # called before the commit: they look again at tables that could not be locked
         self.before_commit: list[Callable[[], None]] = []
+        # How a transaction commits: it is given what commits. A selftest acts beside a commit here.
+        self.around_commit: Callable[[Callable[[], None]], None] = commit_at_once
 
     @abstractmethod
     def _read(
         self, statement: StatementName, tables: Tables, values: Mapping[str, Value]
     ) -> Result:
-        """Execute a statement and return its columns; all its results must have the same."""
+        """Execute a statement and return its columns; all its results must have the same ones."""
 
     def rows(
         self,
@@ -138,7 +142,7 @@ class Connection(ABC):
         tables: Tables | None = None,
         **values: Value,
     ) -> list[R]:
-        """Execute a statement and return its rows; the fields of `row_type` are its columns."""
+        """Execute a statement and return its rows; `row_type` has a field for each column."""
         return self._read(statement, tables or {}, values).rows(statement, row_type)
 
     def row(
@@ -149,71 +153,72 @@ class Connection(ABC):
         tables: Tables | None = None,
         **values: Value,
     ) -> R | None:
-        """Execute a statement that returns one row at most."""
+        """Execute a statement that returns at most one row; None: it returned none."""
         rows = self._read(statement, tables or {}, values).rows(statement, row_type)
         return rows[0] if rows else None
 
     def values(
         self, statement: StatementName, *, tables: Tables | None = None, **values: Value
     ) -> list[Any]:
-        """Execute a statement that returns one column."""
+        """Execute a statement that returns one column, and return the values of that column."""
         return self._read(statement, tables or {}, values).values(statement)
 
     def value(
         self, statement: StatementName, *, tables: Tables | None = None, **values: Value
-    ) -> Any:  # noqa: ANN401 - of any column
-        """Execute a statement that returns one column of one row at most; None: there is no row."""
-        found = self._read(statement, tables or {}, values).values(statement)
-        return found[0] if found else None
+    ) -> Any:  # noqa: ANN401 - a column of any type
+        """Execute a statement that returns one value; None: it returned no row, or a null."""
+        column = self._read(statement, tables or {}, values).values(statement)
+        return column[0] if column else None
 
     def run(
         self, statement: StatementName, *, tables: Tables | None = None, **values: Value
     ) -> None:
-        """Execute a statement whose result is of no use."""
+        """Execute a statement and ignore its result."""
         self._read(statement, tables or {}, values)
 
     @abstractmethod
     def arrow(self, statement: StatementName, *, tables: Tables, **values: int | str) -> pa.Table:
-        """Execute a statement and return its rows in columns; a uuid is 16 bytes."""
+        """Execute a statement and return its rows as an Arrow table; a uuid is 16 bytes."""
 
     @abstractmethod
     def load(self, queue: QueueAddress, rows: pa.Table) -> None:
-        """Insert rows in bulk, in the transaction that is open; columns go by name."""
+        """Insert rows in bulk, in the open transaction; columns are matched by their names."""
 
     @abstractmethod
     def store(self, table: str, rows: pa.Table) -> None:
-        """Insert the pages of one payload into a state table; nothing is done for no rows."""
+        """Insert the pages of one payload into a state table; without rows it does nothing."""
 
     @abstractmethod
     def stored_bytes(self, texts: pa.Array) -> pa.Array:
-        """Return how many bytes the server stores of each text in a column of headers."""
+        """Return how many bytes the server needs to store each text of a headers column."""
 
     @abstractmethod
     def columns(self, queue: QueueAddress) -> dict[str, str]:
-        """Return a queue's columns in lower case → type; empty where the table is absent."""
+        """Return a queue's columns, name in lower case → type; empty if the table is absent."""
 
     @abstractmethod
     def run_script(self, text: str) -> list[Any]:
-        """Run statements as the tool of a DBA does; return the first column of any rows."""
+        """Run a script as a DBA's tool does; return the first column of all rows it returns."""
 
     def run_batch(self, text: str) -> list[Any]:
-        """As `run_script`, for a text with names of others, in which no line ends a batch."""
+        """Run a text as one batch: a line `GO` inside of a user's name does not end it."""
         return self.run_script(text)
 
     @abstractmethod
     def script_databases(self, prefix: str) -> dict[str, tuple[str, str]]:
         """
-        Return databases for the selftest: collation → name, which begins so, and its script.
+        Return the databases that the selftest needs: collation → (name, script that creates it).
 
-        The collations are those of `names.collations` that the server knows.
+        Each name begins with `prefix`. There is one database for each of `names.collations` that
+        the server knows.
         """
 
     @abstractmethod
     def explain(self, tables: Tables) -> list[str]:
         """
-        Compile each statement without running it; return what is wrong with the plan of which.
+        Compile each statement without running it, and return what is wrong with the plans.
 
-        The session is of no other use then.
+        Afterwards the session cannot be used for anything else.
         """
 
     @abstractmethod
@@ -222,45 +227,45 @@ class Connection(ABC):
 
     @abstractmethod
     def _undo(self, work: Work) -> Work | None:
-        """Undo on the server what is open; return what is open then. None: the session is lost."""
+        """Undo `work` on the server; return what is still open, or None if the session is lost."""
 
     def undo(self) -> bool:
         """
-        Undo the work since the savepoint, or else the transaction, or nothing.
+        Undo the work since the savepoint if there is one, or else the transaction.
 
-        This is the one place that undoes: after a failure of a statement, and after any other
-        error in the block of `transaction` or `attempt`. Where an error has ended the whole
-        transaction, nothing is open afterwards.
+        All undoing is done here: after a statement failed, and after any other error in the block
+        of `transaction` or `attempt`. If the error has ended the whole transaction, nothing is open
+        afterwards.
 
         Returns:
-            Whether the session lives. The server undoes everything of one that is lost.
+            Whether the session can still be used. If it is lost, the server undoes everything.
         """
         left = self._undo(self.work)
         self.work = Work.NONE if left is None else left
         return left is not None
 
     def begin(self) -> None:
-        """Begin a transaction, with the connection's time limit and name."""
+        """Begin a transaction with the connection's time limit and application name."""
         milliseconds = int(self.timeout * 1000)
         self.run("begin", milliseconds=milliseconds, application=self.application)
         self.lock_timeout = self.timeout
 
     def set_lock_timeout(self, seconds: float | None) -> None:
-        """Set how long the open transaction waits for a lock; None restores its own limit."""
+        """Set how long the open transaction waits for a lock; None restores the usual limit."""
         limit = self.timeout if seconds is None else seconds
         self.run("set_lock_timeout", milliseconds=str(max(1, int(limit * 1000))))
         self.lock_timeout = limit
 
     def whole(self, address: QueueAddress) -> QueueAddress:
-        """Return an address with its schema, and with its database where the names have one."""
+        """Return an address with its schema, and with its database if addresses can name one."""
         return self.names.qualify(address)
 
     def printed(self, address: QueueAddress) -> str:
-        """Return the whole address for people, which `names.parse_queue` reads."""
+        """Return the whole address as people read it; `names.parse_queue` can parse it."""
         return self.names.print_address(self.whole(address))
 
     def canonical(self, address: QueueAddress) -> str:
-        """Return the whole address as messages contain it, which `names.parse_address` reads."""
+        """Return the whole address as messages contain it; `names.parse_address` can parse it."""
         return self.names.canonical_address(self.whole(address))
 
     def _place(self, statement: str, queue: QueueAddress | None, role: str = "") -> Place:
@@ -277,8 +282,8 @@ class Connection(ABC):
         )
 
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
-        """Return a value for each address; the values of two spellings of one table are equal."""
-        return [self.whole(each) for each in addresses]
+        """Return a value for each address; it is equal for two spellings of the same table."""
+        return [self.whole(address) for address in addresses]
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,16 +299,16 @@ class StateSchema:
     """A schema with state tables."""
 
     schema: str
-    may_enter: bool  # this login, and read the version
-    roles: str  # that may enter it
+    may_enter: bool  # whether this login may enter it and read its version
+    roles: str  # the roles that may enter it
 
 
 STATE_TABLE = "a state table"
 NEW_QUEUE = "a queue that is created"
 ANY_OTHER = "any other statement"
 
-# the kind of an error by its code, and the statement or its table → what the error means there; a
-# kind without a row means itself
+# An error's code gives its kind. What the kind means depends on the statement, or on its table:
+# (kind, statement or table) → meaning. A kind without a row keeps its own meaning.
 MEANINGS: dict[tuple[type[errors.DatabaseFailure], str], type[errors.DatabaseFailure]] = {
     (errors.QueueNotFound, STATE_TABLE): errors.StateNotInstalled,
     (errors.QueueNotFound, NEW_QUEUE): errors.StatementRefused,
@@ -321,17 +326,22 @@ MEANINGS: dict[tuple[type[errors.DatabaseFailure], str], type[errors.DatabaseFai
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a driver's error came. A dialect finds its class by the codes of its database."""
+    """
+    Where a driver raised an error.
+
+    A dialect finds the kind of the error by a code of its database. `error` makes the package's
+    error of that kind.
+    """
 
     statement: str = "connect"
     server: str
     state: str = ""  # schema of the state tables
     queue: QueueAddress | None = None  # None: the statement uses state tables only
-    target: str = ""  # the queue for people, or the schema of the state tables
-    role: str = ""  # of the queue in the statement
-    seconds: float = 0  # that a statement may take
-    lock_seconds: float = 0  # that it may wait for a lock
-    columns: str = ""  # that a queue has
+    target: str = ""  # the queue as people read it, or the schema of the state tables
+    role: str = ""  # the queue's name in the statement's braces
+    seconds: float = 0  # how long a statement may take
+    lock_seconds: float = 0  # how long it may wait for a lock
+    columns: str = ""  # the columns of a queue, for an error's text
 
     @property
     def creates(self) -> bool:
@@ -340,14 +350,14 @@ class Place:
     def error(
         self, kind: type[errors.DatabaseFailure], reason: str, *, code: str = "", fix: str = ""
     ) -> errors.DatabaseFailure:
-        """Return what `kind` means for this statement, with the facts that its text names."""
+        """Return the error that `kind` means for this statement, with its facts."""
         facts = self.facts() | {"reason": reason, "code": code, "fix": fix}
         scope = self.row_of(kind)
         meaning = kind if scope is None else MEANINGS[kind, scope]
         return meaning.from_facts(facts)
 
     def row_of(self, kind: type[errors.DatabaseFailure]) -> str | None:
-        """Return which row of MEANINGS holds for `kind` here: the nearest one, or none."""
+        """Return the most specific row of MEANINGS for `kind` and this place, if there is one."""
         scopes = [self.statement]
         if self.queue is None:
             scopes.append(STATE_TABLE)
@@ -374,38 +384,47 @@ class Dialect(Protocol):
 
     LACKS: frozenset[StatementName]  # statements that it has no use for; callers ask a connection
     STATEMENTS: Statements  # all others
-    TOKENS: Mapping[str, Callable[[str], str]]  # option `credentials` → password for a url
+    TOKENS: Mapping[str, Callable[[str], str]]  # option `credentials` → a token for a url
 
-    def connect(self, url: str, *, application: str, timeout: float, state: str) -> Connection:
+    def connect(
+        self,
+        url: str,
+        *,
+        application: str,
+        timeout: float,
+        state: str,
+        credential: str | None = None,
+    ) -> Connection:
         """
         Open a session.
 
         Args:
-            url: of this kind of database, with the login.
-            application: what the DBA sees between transactions, where the driver takes a name.
+            url: a url of this kind of database, with the login.
+            application: the name that a DBA sees between transactions, if the driver can set it.
             timeout: seconds to wait for the server, and for each statement.
             state: schema of the state tables.
+            credential: what the option `credentials` gave for this attempt: a password or a token.
 
         Raises:
-            BadOption: the url cannot be read.
+            BadOption: the url cannot be read, or has another login beside the credential.
             DatabaseFailure: in the server's words; or the server is too old, or not verified.
             MissingDriver: no driver can be used on this machine.
         """
 
     def fill_names(self, text: str, state: str, tables: Tables, **words: str) -> str:
-        """Put quoted names into the braces of a statement; connects to nothing."""
+        """Put quoted names into the braces of a statement, without a connection."""
 
     def join_script(self, parts: Iterable[str]) -> str:
-        """Return the script of some texts, each ended as the tool of a DBA needs it."""
+        """Join texts to one script; each text ends as a DBA's tool needs it."""
 
 
 def dialect_named(name: str) -> Dialect:
-    """Import a dialect with its driver."""
+    """Import the dialect of this name, with its driver."""
     return cast("Dialect", import_module(f"{__name__}.{name}"))
 
 
 def dialect_of(url: str) -> Dialect:
-    """The dialect that speaks to a url, imported with its driver."""
+    """Import the dialect for a url, with its driver."""
     return dialect_named(names_of(url).dialect)
 
 
@@ -414,34 +433,39 @@ def transaction(connection: Connection, *, timeout: float | None = None) -> Iter
     """
     Commit what the block did, or undo all of it.
 
-    Timeouts and the application's name hold for this transaction only; `timeout` is in seconds, by
-    default the connection's.
+    `timeout` is in seconds, and holds for this transaction only. Without it the connection's own
+    timeout holds.
     """
-    own = connection.timeout
+    usual_timeout = connection.timeout
     connection.before_commit.clear()
     connection.seqs_skipped = 0
     try:
-        connection.timeout = own if timeout is None else timeout
+        connection.timeout = usual_timeout if timeout is None else timeout
         connection.begin()
         yield
         for look_again in connection.before_commit:
             look_again()
         assert connection.work is not Work.NONE, SUPPRESSED  # noqa: S101
     except BaseException as error:
-        # a failure of a statement has undone it already
+        # after a failed statement nothing is open: `undo` has run
         if connection.work is not Work.NONE and not undo_all(connection):
-            connection.close()  # the server undoes it then
+            connection.close()  # then the server undoes the transaction
         if isinstance(error, TransactionUndone):
             raise error.failure from None
         raise
     else:
-        connection.run("commit")
+        connection.around_commit(partial(connection.run, "commit"))
     finally:
-        connection.timeout = own
+        connection.timeout = usual_timeout
+
+
+def commit_at_once(commit: Callable[[], None]) -> None:
+    """Commit, and do nothing beside it."""
+    commit()
 
 
 def undo_all(connection: Connection) -> bool:
-    """Undo the open transaction; False: the session is lost."""
+    """Undo the open transaction; return False if the session is lost."""
     is_alive = True
     while is_alive and connection.work is not Work.NONE:
         is_alive = connection.undo()
@@ -451,17 +475,19 @@ def undo_all(connection: Connection) -> bool:
 @contextmanager
 def attempt(connection: Connection) -> Iterator[None]:
     """
-    Run the block; an error in it undoes only the block, and the transaction goes on.
+    Run the block in a savepoint: an error in it undoes only the block.
+
+    The caller may catch the error and go on in the same transaction.
 
     Raises:
-        TransactionUndone: the server undid the whole transaction, as some databases do after an
-            error in a trigger.
+        TransactionUndone: the server undid the whole transaction. SQL Server does so after an error
+            in a trigger.
     """
     connection.run("savepoint")
     try:
         yield
     except BaseException as error:
-        # a failure of a statement has undone the block already
+        # after a failed statement no savepoint is open: `undo` has run
         if connection.work is Work.SAVEPOINT and not connection.undo():
             connection.close()
         is_undone = connection.work is Work.NONE and not isinstance(error, errors.ConnectionLost)
@@ -473,10 +499,11 @@ def attempt(connection: Connection) -> Iterator[None]:
 
 def check_types(connection: Connection, queue: QueueAddress) -> None:
     """
-    Make sure that the columns of a queue have the transport's types, in the open transaction.
+    Make sure, in the open transaction, that a queue's columns have the transport's types.
 
-    Called where a queue's rows are first read or deleted: some other types can be read, and mean
-    something else. A table that is absent is left to the statement that reads it.
+    This is called before a queue's rows are read or deleted for the first time. Some other types
+    can be read without an error, but their values mean something else. If the table is absent, the
+    statement that reads it raises the error.
 
     Raises:
         NotAQueue.
@@ -490,7 +517,7 @@ def check_types(connection: Connection, queue: QueueAddress) -> None:
 
 
 def check_types_once(connection: Connection, queue: QueueAddress) -> None:
-    """Check a queue's types as `check_types`, once for each connection: tasks come often."""
+    """Call `check_types` once for each connection and queue; tasks reuse a connection often."""
     if queue not in connection.checked_queues:
         check_types(connection, queue)
         connection.checked_queues.add(queue)
@@ -500,9 +527,11 @@ def lock_table(
     connection: Connection, queue: QueueAddress, how: Access, *, role: str = "queue"
 ) -> None:
     """
-    Keep a table as it is until the commit, if it can; fails if it is absent or locked.
+    Lock a table so that nobody changes its definition before the commit.
 
-    `role` is its name in the statements that use it, for the rights that an error asks for.
+    It does nothing for a database that has no such lock. It fails if the table is absent, or if
+    another session locks it. `role` is the table's name in the statements that use it. An error
+    names the rights that these statements need.
     """
     if LOCKS[how] in connection.lacks:
         return
@@ -517,7 +546,7 @@ def lock_table(
 
 
 def load_checked(connection: Connection, queue: QueueAddress, rows: pa.Table) -> None:
-    """Insert rows in bulk; checks that the table defers to the commit fail here."""
+    """Insert rows in bulk; run the table's deferred checks now, not at the commit."""
     connection.load(queue, rows)
     if "check_deferred" not in connection.lacks:
         connection.run("check_deferred")
@@ -525,22 +554,23 @@ def load_checked(connection: Connection, queue: QueueAddress, rows: pa.Table) ->
 
 def read_clock(connection: Connection) -> datetime:
     """Return the database's time, in UTC."""
-    found: datetime = connection.value("clock")
-    return found.replace(tzinfo=UTC)
+    now: datetime = connection.value("clock")
+    return now.replace(tzinfo=UTC)
 
 
 def endpoint_zone(connection: Connection, option: str | None) -> str:
     """
-    Return the time zone of the .NET endpoints' sessions, in which PostgreSQL computes due times.
+    Return the time zone of the .NET endpoints' sessions.
 
-    On PostgreSQL a due time is a timestamptz. The transport makes it of the server's UTC clock, as
-    a local time of its session's zone, and compares it in the same way. So it is right only in
-    that zone: that of the option, or that of a session without settings of its own.
-    On SQL Server a due time is a datetime in UTC, whatever the zone.
+    PostgreSQL needs it to compute due times. There a due time is a timestamptz. The transport takes
+    the UTC time of the server's clock, and stores it as if it were a local time of its session's
+    zone. It compares due times in the same way. So we must compute in that zone too. It is the
+    option endpointTimeZone, or else the zone of a session that sets none.
+    On SQL Server a due time is a datetime in UTC, so the zone does not matter.
 
     Raises:
-        BadOption: the server knows no zone of the option, endpointTimeZone.
-        MissingOption: this session's own zone hides the server's.
+        BadOption: the server does not know the zone of the option endpointTimeZone.
+        MissingOption: this session sets a zone, so the server's default zone cannot be read.
     """
     if "endpoint_zone" in connection.lacks:
         return "UTC"
@@ -560,30 +590,33 @@ def endpoint_zone(connection: Connection, option: str | None) -> str:
 
 
 # ---------------------------------------------------------------- which addresses name one queue
-# On SQL Server one queue has several spellings: with and without its database, and in any case
-# where the database's collation ignores case. Only the server can compare them. Text that is equal
-# to a queue's own address is not looked up.
+# On SQL Server one queue has several spellings: with or without its database, and in upper or lower
+# case if the database's collation ignores case. Only the server can compare them.
 
 
 def find_same(connection: Connection, queue: QueueAddress, texts: Iterable[str]) -> set[str]:
-    """Return which addresses out of messages, untrusted, name a queue; one look for all."""
+    """
+    Return which of the texts name the queue; the server is asked once for all of them.
+
+    The texts come from messages, so they are untrusted.
+    """
     parsed: dict[str, QueueAddress] = {}
     for text in texts:
         try:
             parsed[text] = connection.names.parse_address(text)
         except errors.BadAddress:
             continue
-    own, *others = connection.identities([queue, *parsed.values()])
-    return {text for text, each in zip(parsed, others, strict=True) if each == own}
+    wanted, *identities = connection.identities([queue, *parsed.values()])
+    return {text for text, identity in zip(parsed, identities, strict=True) if identity == wanted}
 
 
 def unite(
     connection: Connection, addresses: Iterable[QueueAddress]
 ) -> dict[QueueAddress, QueueAddress]:
-    """Return for each address the first one that names the same queue, with its schema."""
+    """Return for each address the first address of the same queue, with its schema."""
     distinct = list(dict.fromkeys(addresses))
     first: dict[object, QueueAddress] = {}
     return {
-        each: first.setdefault(identity, connection.names.qualify(each))
-        for each, identity in zip(distinct, connection.identities(distinct), strict=True)
+        address: first.setdefault(identity, connection.names.qualify(address))
+        for address, identity in zip(distinct, connection.identities(distinct), strict=True)
     }

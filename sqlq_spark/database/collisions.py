@@ -1,13 +1,14 @@
 """
-An insert into a queue that others may fill, too: what to do about ids and seqs that are taken.
+Inserts into a queue where other rows may already have the next ids or seqs.
 
-Whoever may insert into a queue chooses the ids of its rows, and on PostgreSQL also their seqs. Rows
-at the next seqs make an insert fail. An id or a seq of a transaction that is still open makes it
-wait. Neither may stop a stream that moves messages into a shared error queue.
+Whoever may insert into a queue chooses the ids of its rows, and on PostgreSQL also their seqs. A
+row that has the next id or seq makes our insert fail. If the transaction of that row is still open,
+our insert waits for it. Neither may stop a stream that moves messages into a shared error queue.
 
-So an insert waits HELD_WAIT for each row. Where it fails or waits for longer, it is undone, and
-tried again under new ids. The seqs of the attempt are used up, so it also gets new seqs. After an
-error the sequence is moved past the seqs that are taken, as far as MOST_SKIPPED.
+So an insert waits at most HELD_WAIT for each row. If it fails, or would wait for longer, it is
+undone and tried again under new ids. The failed attempt has used up its seqs, so the next one also
+gets new seqs. After an error the sequence is moved past the seqs that are taken, by at most
+MOST_SKIPPED.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HELD_WAIT = 0.5  # seconds that an attempt waits for each row that another session holds
-ATTEMPTS = 4  # the first one under the messages' own ids
+ATTEMPTS = 4  # the first one keeps the ids of the messages
 MOST_SKIPPED = 100_000  # seqs in one transaction
 
 
@@ -36,15 +37,16 @@ def insert_past_taken(
     connection: Connection, queue: QueueAddress, insert: Callable[[bool], T], *, rows: int
 ) -> T:
     """
-    Insert rows in the open transaction, and again under new ids if ids or seqs are taken.
+    Insert rows in the open transaction, and try again under new ids if ids or seqs are taken.
 
-    The queue's table is locked and checked already. `insert` inserts all of the `rows`; True: under
-    new ids.
+    The caller has locked and checked the queue's table. `insert` inserts all `rows` rows. Its
+    argument says whether it inserts them under new ids.
 
     Raises:
-        RowsHeld: open transactions hold the ids or seqs of each attempt.
-        StatementRefused: the table refuses the rows under new ids, too.
-        DatabaseFailure: the last attempt's, or one that is no fault of an id or a seq.
+        RowsHeld: in every attempt open transactions held an id or a seq.
+        StatementRefused: the table refuses the rows under new ids too.
+        DatabaseFailure: the last attempt failed, or an attempt failed for another reason than ids
+            and seqs.
     """
     began = time.monotonic()
     connection.set_lock_timeout(HELD_WAIT)
@@ -55,7 +57,7 @@ def insert_past_taken(
             break
         except TimedOut as error:
             if time.monotonic() - began >= connection.timeout:
-                raise  # the statement took so long, not the wait for a row
+                raise  # the statement itself took too long, not the wait for a row
             if number == ATTEMPTS:
                 name = connection.printed(queue)
                 raise RowsHeld(queue=name, attempts=number, reason=error.reason) from None
@@ -69,9 +71,9 @@ def insert_past_taken(
 
 def skip_taken(connection: Connection, queue: QueueAddress, *, rows: int) -> None:
     """
-    Move a queue's sequence past seqs that are taken, up to where so many rows find free ones.
+    Move a queue's sequence past seqs that are taken, until there are free ones for `rows` rows.
 
-    A login that may not read `seq` gets new seqs one by one, as attempts use them up.
+    A login that may not read `seq` cannot do this. Its attempts use up the seqs instead.
     """
     most = MOST_SKIPPED - connection.seqs_skipped
     if "skip_taken" in connection.lacks or most <= 0:

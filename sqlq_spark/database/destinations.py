@@ -1,12 +1,16 @@
 """
-The tables that one transaction sends to, each locked and looked at once.
+The tables that one transaction sends to. Each is locked and checked once.
 
-Addresses of destinations come from options, columns, subscriptions and messages. Whether a table
-may be used says trust.py. What only a header names (ForwardDestination, FailedQ) must also have the
-owner of the queue that the message came from.
+Addresses of destinations come from options, columns, subscriptions and messages. The module
+trust.py decides whether a table may be used. A table that only a header names (ForwardDestination,
+FailedQ) must also have the owner of the queue that the message came from.
 
-A failure of one destination is undone alone. Some failures end the whole transaction, as those in a
-trigger do on SQL Server. Then `run_without_failed` runs it again without that destination.
+The order is: lock, check, insert. `lock_and_check` raises the first error. `lock_each` returns the
+errors, so that only the messages of that destination fail.
+
+A failure of one destination is usually undone alone. Some failures end the whole transaction: on
+SQL Server those in a trigger do. Then `run_without_failed` runs the transaction again without that
+destination.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sqlq_spark import errors
 from sqlq_spark.database import LOCKS, TRANSIENT, TransactionUndone, attempt, lock_table
-from sqlq_spark.database.trust import Use, check_locked, look, use
+from sqlq_spark.database.trust import Use, check_locked, look_at_tables, use
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
@@ -30,22 +34,26 @@ T = TypeVar("T")
 P = TypeVar("P", bound=QueueAddress | str)  # a table, or a text that names one
 
 # columns as the transport's CREATE TABLE writes them, which a database may compare by case
-SENT = ("Id", "Expires", "Headers", "Body")  # of a queue
-RETURNED = (*SENT, "Seq")  # of a table that only a header names; on SQL Server RowVersion
-DELAYED = ("Headers", "Body", "Due")  # of a table of delayed messages
-PATIENCE = 2.0  # seconds that one task waits for all destinations that others lock
-# failures that are no fault of a destination: another attempt may succeed, or a DBA ended this one
-PASSING = (*TRANSIENT, errors.Cancelled, errors.TimedOut)
-# of those, what passes where only a header names the destination: all else is undone alone
+SENT_COLUMNS = ("Id", "Expires", "Headers", "Body")  # of a queue
+# of a table that only a header names; on SQL Server `Seq` means RowVersion
+RETURNED_COLUMNS = (*SENT_COLUMNS, "Seq")
+DELAYED_COLUMNS = ("Headers", "Body", "Due")  # of a table of delayed messages
+# seconds that one task waits for tables that others lock, for all its destinations together
+LOCK_PATIENCE = 2.0
+# These failures are no fault of a destination, and are raised: another attempt may succeed, or a
+# DBA ended this one.
+PASSING_FAILURES = (*TRANSIENT, errors.Cancelled, errors.TimedOut)
+# Where only a header names the destination, these two are raised. Any other failure costs that
+# destination only.
 LOST = (errors.ConnectionLost, errors.Cancelled)
-MOST_FAILED = 10  # destinations without which one transaction is run again
+MOST_FAILED = 10  # destinations that one transaction leaves out, before its failure is raised
 
 
 class DestinationFailed(Exception):
     """
     A failure of one destination ended the whole transaction.
 
-    Only `run_without_failed` catches it, so whoever isolates failures runs in its `work`.
+    Only `run_without_failed` catches it. So code that calls `isolate` must run in its `work`.
     """
 
     def __init__(self, queue: QueueAddress, failure: errors.DatabaseFailure) -> None:
@@ -56,10 +64,10 @@ class DestinationFailed(Exception):
 
 def run_without_failed(work: Callable[[Reasons], T]) -> T:
     """
-    Run a transaction, and again without each destination whose failure ended it.
+    Run a transaction; when the failure of one destination ends it, run it again without that one.
 
-    `work` is the whole transaction. It gets what failed before, for its `Destinations`. Beyond
-    MOST_FAILED destinations the failure is raised.
+    `work` is the whole transaction. Its argument has the destinations that failed before, and
+    `work` passes it to its `Destinations`. After MOST_FAILED destinations the failure is raised.
     """
     failed: Reasons = {}
     while True:
@@ -72,7 +80,20 @@ def run_without_failed(work: Callable[[Reasons], T]) -> T:
 
 
 class Destinations:
-    """The tables that one transaction sends to."""
+    """
+    The tables that one transaction sends to.
+
+    The order of its verbs, in the transaction that is open:
+
+    1. Lock and check: `lock_and_check` raises why a table cannot be sent to, and `lock_each`
+       returns it for each table. A table that was accepted once is not locked again.
+    2. Insert: the caller does it, inside `isolate` if a failure is to be undone alone.
+    3. Confirm: `transaction` looks at the tables once more before the commit, where the database
+       has no such lock. The look of step 1 has asked for it.
+
+    `find_refused` and `check` are looks without a lock, for whoever sends nothing now. A table that
+    they accept must still be locked and checked before an insert.
+    """
 
     def __init__(
         self,
@@ -83,30 +104,32 @@ class Destinations:
         failed: Reasons | None = None,
     ) -> None:
         self.connection = connection  # in the transaction that sends
-        self.source = source  # whose owner the tables must have
+        self.source = source  # the tables must have the owner of this queue
         self.by_header = by_header  # whether only a header directs messages there
-        self.failed = failed or {}  # what ended this transaction before, see run_without_failed
-        self.patience = PATIENCE  # seconds that are left to wait for tables that others lock
+        # destinations that ended this transaction before, and why: see `run_without_failed`
+        self.failed = failed or {}
+        # seconds that are left to wait for tables that others lock
+        self.patience = LOCK_PATIENCE
         self._accepted: dict[tuple[str, ...], set[QueueAddress]] = {}  # by their columns
 
     def find_refused(
-        self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
+        self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT_COLUMNS
     ) -> Reasons:
-        """Return what cannot be sent to, and why; locks nothing, and runs no code of a table."""
-        return look(self.connection, [*dict.fromkeys(queues)], self._wanted(columns))[1]
+        """Return which tables cannot be sent to, and why; lock nothing, run no code of a table."""
+        return look_at_tables(self.connection, [*dict.fromkeys(queues)], self._wanted(columns))[1]
 
-    def check(self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT) -> None:
-        """Raise why one cannot be sent to, as `find_refused`."""
+    def check(self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT_COLUMNS) -> None:
+        """Raise why a table cannot be sent to; lock nothing."""
         for reason in self.find_refused(queues, columns).values():
             raise reason
 
     def lock_and_check(
         self,
         queues: Iterable[QueueAddress],
-        columns: Sequence[str] = SENT,
+        columns: Sequence[str] = SENT_COLUMNS,
         source: QueueAddress | None = None,
     ) -> None:
-        """Lock tables; raise why one cannot be sent to. Its owner must be that of the source."""
+        """Lock and check tables; raise why one cannot be sent to, or has not the source's owner."""
         new = self.undecided(queues, columns)
         use(self.connection, new, self._wanted(columns, source))
         self._accepted.setdefault(tuple(columns), set()).update(new)
@@ -114,18 +137,19 @@ class Destinations:
     def lock_each(
         self,
         queues: Iterable[QueueAddress],
-        columns: Sequence[str] = SENT,
+        columns: Sequence[str] = SENT_COLUMNS,
         source: QueueAddress | None = None,
     ) -> Reasons:
         """Lock and check tables, each apart from the others; return why some cannot be sent to."""
-        new, wanted = self.undecided(queues, columns), self._wanted(columns, source)
+        new = self.undecided(queues, columns)
+        wanted = self._wanted(columns, source)
         reasons: Reasons = {queue: self.failed[queue] for queue in new if queue in self.failed}
-        reasons |= self._look([each for each in new if each not in reasons], wanted)
-        for queue in [each for each in new if each not in reasons]:
+        reasons |= self._look([queue for queue in new if queue not in reasons], wanted)
+        for queue in [queue for queue in new if queue not in reasons]:
             reason = self.isolate(queue, partial(lock_table, self.connection, queue, "insert"))
             if reason is not None:
                 reasons[queue] = reason
-        locked = [each for each in new if each not in reasons]
+        locked = [queue for queue in new if queue not in reasons]
         reasons |= check_locked(self.connection, locked, wanted)
         self._accepted.setdefault(tuple(columns), set()).update({*new} - reasons.keys())
         return reasons
@@ -134,24 +158,25 @@ class Destinations:
         self, queue: QueueAddress | None, work: Callable[[], None]
     ) -> errors.DatabaseFailure | None:
         """
-        Do something to a destination, or to several (None), or undo that alone.
+        Do something to a destination; if it fails, undo that alone. None: to several destinations.
 
-        Those that only headers name are waited for no longer than PATIENCE together.
+        A destination that another session locks is waited for. All those waits of a task together
+        take no longer than LOCK_PATIENCE, where only headers name the destinations.
 
         Returns:
-            Why it failed; None where it did not.
+            The failure; None: the work succeeded.
 
         Raises:
             DestinationFailed: the failure of one destination ended the transaction.
-            DatabaseFailure: what is no fault of a destination.
+            DatabaseFailure: the failure is not the destination's fault.
         """
         started = time.monotonic()
-        passing = LOST if self.by_header else PASSING
+        passing = LOST if self.by_header else PASSING_FAILURES
         try:
             with attempt(self.connection):
                 work()
         except TransactionUndone as undone:
-            # another attempt of the whole transaction may end without a deadlock
+            # after a deadlock the whole transaction runs again, with this destination
             if queue is None or isinstance(undone.failure, (*passing, errors.Deadlock)):
                 raise
             raise DestinationFailed(queue, undone.failure) from None
@@ -163,30 +188,32 @@ class Destinations:
             self.patience = max(0.0, self.patience - (time.monotonic() - started))
             self.connection.set_lock_timeout(self.patience)
             # a statement that was slow for another reason has a longer limit
-            if queue is None or error.seconds > PATIENCE:
+            if queue is None or error.seconds > LOCK_PATIENCE:
                 return error
             name = self.connection.printed(queue)
-            return errors.DestinationLocked(queue=name, seconds=PATIENCE)
+            return errors.DestinationLocked(queue=name, seconds=LOCK_PATIENCE)
         return None
 
     def look_at(
         self, places: Iterable[P], look_at_some: Callable[[Sequence[P]], None]
     ) -> dict[P, errors.DatabaseFailure]:
         """
-        Look at tables at once, or at each alone where another session's ALTER makes that wait.
+        Look at all tables in one statement.
+
+        Where another session's ALTER makes that wait, each table is looked at alone.
 
         Returns:
-            Why some could not be looked at.
+            Why some tables could not be looked at.
         """
-        asked = [*places]
+        all_places = [*places]
         if LOCKS["insert"] not in self.connection.lacks:
             # the lock waits, and the look after it does not
-            look_at_some(asked)
+            look_at_some(all_places)
             return {}
         failures: dict[P, errors.DatabaseFailure] = {}
-        if not asked or self.isolate(None, partial(look_at_some, asked)) is None:
+        if not all_places or self.isolate(None, partial(look_at_some, all_places)) is None:
             return failures
-        for place in asked:
+        for place in all_places:
             queue = place if isinstance(place, QueueAddress) else None
             reason = self.isolate(queue, partial(look_at_some, [place]))
             if reason is not None:
@@ -194,17 +221,18 @@ class Destinations:
         return failures
 
     def _look(self, queues: Sequence[QueueAddress], wanted: Use) -> Reasons:
-        """Return what cannot be sent to, of tables that nobody has locked yet."""
+        """Return which tables cannot be sent to, before this transaction locks them."""
         reasons: Reasons = {}
 
         def look_at_some(some: Sequence[QueueAddress]) -> None:
-            reasons.update(look(self.connection, some, wanted)[1])
+            reasons.update(look_at_tables(self.connection, some, wanted)[1])
 
         return {**self.look_at(queues, look_at_some), **reasons}
 
     def undecided(
-        self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT
+        self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT_COLUMNS
     ) -> list[QueueAddress]:
+        """Return the tables that this transaction has not accepted yet."""
         accepted = self._accepted.get(tuple(columns), set())
         return [queue for queue in dict.fromkeys(queues) if queue not in accepted]
 

@@ -1,7 +1,7 @@
 """
-Whether the server's plan of each statement is good; for `sqlqueue selftest`.
+Check the server's plan of each statement; `sqlqueue selftest` uses it.
 
-A dialect compiles its statements without running them, and judges what the server answers.
+A dialect lets the server compile its statements without running them, and judges their plans.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Tables
 
-# what `install`, `create`, `script`, `selftest` and each transaction have run by then
+# statements that need no check: the selftest has run them before, by `install`, `create`, `script`
+# and its transactions
 RUN = re.compile(
     r"script_|selftest_|install_|create_|add_body_string|begin|set_lock_timeout|commit|undo"
     r"|rollback|savepoint|release"
 )
-# what reads a whole table by design: it counts, lists, deletes or locks all of it, or looks for
-# what has expired, for which PostgreSQL's transport makes no index, or for a prefix in a small
-# state table, which PostgreSQL's indexes know in the collation C only
+# Statements that may read a whole table. Most of them count, list, delete or lock all of its rows.
+# `purge_expired` looks for expired messages, for which PostgreSQL's transport creates no index.
+# Others look for a prefix in a small state table. PostgreSQL uses an index for a prefix only in the
+# collation C.
 WHOLE = {
     *("lock_queue", "purge", "purge_expired", "stats", "stats_delayed", "streams", "subscribers"),
     *("discard_abandoned", "delete_old_sinks"),
@@ -31,7 +33,7 @@ WHOLE = {
 
 
 def to_explain(texts: Mapping[str, str], tables: Tables) -> Iterator[tuple[str, str, Tables]]:
-    """Yield the name and text of each statement that has not run by then, and its tables."""
+    """Yield the name, the text and the tables of each statement that has not run yet."""
     delayed = {**tables, "queue": tables["delayed"]}
     for name, text in texts.items():
         if not RUN.match(name):
@@ -47,18 +49,18 @@ def find_faults(
     Return what is wrong with the plans of statements.
 
     Args:
-        compiled: a statement's name → what makes the server explain it.
-        explain: returns the server's plan for such a text.
-        judge: returns what is wrong with a plan of the statement that it names.
+        compiled: a statement's name → the text that makes the server explain it.
+        explain: sends such a text, and returns the server's plan.
+        judge: gets a plan and the statement's name, and returns the faults of the plan.
     """
     faults = []
     for name, text in compiled.items():
         try:
-            found = judge(explain(text), name)
+            reasons = judge(explain(text), name)
         except Exception as error:
-            # the second is of a driver that has no class for it
+            # some drivers have no error class for a missing right, so the text is searched
             if isinstance(error, RightMissing) or "permission" in str(error):
                 raise
-            found = [" ".join(str(error).split())]
-        faults += [f"{name}: {each}" for each in found]
+            reasons = [" ".join(str(error).split())]
+        faults += [f"{name}: {reason}" for reason in reasons]
     return faults

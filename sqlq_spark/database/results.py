@@ -1,15 +1,15 @@
 """
-What a statement returns: columns with names, and rows of the caller's own types.
+The result of a statement: named columns, and rows of a type that the caller chooses.
 
-A row type is a frozen dataclass whose fields are the columns of one statement, in any order. A
-field with a default may be no column: others fill it. The type of a field says what a value
-becomes, because the two databases and their drivers have values of their own:
+A row type is a frozen dataclass. It has a field for each column of one statement, in any order. A
+field with a default needs no column: the caller fills it later. Databases and drivers return
+different Python values for the same thing. The type of the field says what a value is turned into:
 
-    datetime              aware, in UTC
-    tuple[int, …]         a list of numbers, which SQL Server returns as a text with commas
-    tuple[datetime, …]    the same of times
-    bytes                 also what a driver returns as a bytearray
-    anything else         as it comes
+    datetime              an aware time in UTC
+    tuple[int, …]         a list of numbers; SQL Server returns it as a text with commas
+    tuple[datetime, …]    a list of times; SQL Server returns it as a text with commas
+    bytes                 bytes, also if the driver returns a bytearray
+    anything else         the value as the driver returned it
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The columns of a result by name; a statement without a result has none."""
+    """The columns of a result and their names; a statement without a result has no column."""
 
     names: tuple[str, ...]
-    columns: Sequence[Sequence[Any]]  # as many values in each as there are rows
+    columns: Sequence[Sequence[Any]]  # each column has one value for each row
 
     def rows(self, statement: str, row_type: type[R]) -> list[R]:
-        """Return the rows as values of a row type."""
-        kind: Any = row_type  # a dataclass
+        """Return the rows as instances of a row type; TypeError: its fields are other columns."""
+        kind: Any = row_type  # R is any class for mypy; `fields` wants a dataclass
         readers = field_readers(kind)
         if not self.names:
             return []
@@ -54,7 +54,7 @@ class Result:
         return [row_type(**dict(zip(self.names, row, strict=True))) for row in rows]
 
     def values(self, statement: str) -> list[Any]:
-        """Return the values of a result that has one column."""
+        """Return the values of a result that has one column, or none."""
         if not self.names:
             return []
         if len(self.names) > 1:
@@ -72,13 +72,13 @@ def has_no_default(field: Field[Any]) -> bool:
 
 @cache
 def field_readers(row_type: type) -> dict[str, Callable[[Any], Any] | None]:
-    """Return the fields of a row type in their order, each with what reads its values."""
+    """Return the fields of a row type in their order: name → function that converts a value."""
     hints = get_type_hints(row_type)
-    return {each.name: _reader_of(hints[each.name]) for each in fields(row_type)}
+    return {field.name: _reader_of(hints[field.name]) for field in fields(row_type)}
 
 
-def _reader_of(hint: Any) -> Callable[[Any], Any] | None:  # noqa: ANN401 - of any type
-    """Return what reads the values of a field of this type; None: they stay as they come."""
+def _reader_of(hint: Any) -> Callable[[Any], Any] | None:  # noqa: ANN401 - any type
+    """Return the function that converts values to this type; None: they need no conversion."""
     kinds = {hint, *get_args(hint)} - {type(None)}
     if datetime in kinds and get_origin(hint) is not tuple:
         return read_time
@@ -89,7 +89,7 @@ def _reader_of(hint: Any) -> Callable[[Any], Any] | None:  # noqa: ANN401 - of a
 
 
 def read_time(value: datetime | str | None) -> datetime | None:
-    """Return a time with its zone; one without a zone is in UTC."""
+    """Return a time in UTC; a value without a zone is in UTC already."""
     if value is None:
         return None
     time = datetime.fromisoformat(value) if isinstance(value, str) else value
@@ -97,18 +97,19 @@ def read_time(value: datetime | str | None) -> datetime | None:
 
 
 def read_numbers(value: str | Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return a list of numbers, or of their text with commas."""
+    """Return numbers as a tuple; `value` is a list, or a text with commas."""
     if value is None:
         return None
-    return tuple(map(int, value.split(",") if isinstance(value, str) else value))
+    numbers = value.split(",") if isinstance(value, str) else value
+    return tuple(map(int, numbers))
 
 
 def read_times(value: str | Sequence[datetime] | None) -> tuple[datetime, ...]:
-    """Return a list of times, or of their text with commas; null is an empty list."""
+    """Return times as a tuple; `value` is a list, a text with commas, or None for no times."""
     texts = value.split(",") if isinstance(value, str) else (value or ())
     return tuple(time for time in map(read_time, texts) if time is not None)
 
 
 def read_bytes(value: bytes | bytearray | memoryview | None) -> bytes | None:
-    """Return bytes, whatever a driver returns for them."""
+    """Return a driver's binary value as bytes."""
     return None if value is None else bytes(value)

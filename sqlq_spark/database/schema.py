@@ -1,11 +1,11 @@
 """
-Create the tables: the state tables, and queues as the transport creates them.
+Create the state tables, and create queues as the transport creates them.
 
-Each function can be run again without harm, and by two installers at once. `sqlqueue script` prints
-the same statements for a DBA and connects to no database.
+Each function can run again without harm, and two installers can run it at the same time. `sqlqueue
+script` prints the same statements for a DBA, without connecting to a database.
 
-The table `trail` records who purged, returned, dropped or retired what, and how many messages, in
-the transaction that does it.
+The table `trail` records the operators' actions: purge, return, drop and retire. An entry says who
+did it, to which queue, and to how many messages. It is written in the transaction of the action.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Literal
 
 from sqlq_spark import errors
 from sqlq_spark.database import StateSchema, dialect_named, transaction
+from sqlq_spark.database.blockers import Blocker
 from sqlq_spark.database.migrations import VERSION, steps_from
-from sqlq_spark.database.trust import INSERT, Fault, advise, look
+from sqlq_spark.database.trust import INSERT, Fault, advise, look_at_tables
 from sqlq_spark.wire.address import QueueAddress, delayed_of
 
 if TYPE_CHECKING:
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.database.statements import StatementName
 
-# seconds that an install waits for a lock; `script_begin` names it
+# seconds that an install waits for a lock; `script_begin` contains the same number
 LOCK_WAIT = 3.0
 RUN_INSTALL = (
-    "Run `sqlqueue install`, or the script of `sqlqueue script`: it keeps what is in flight. Streams "
-    "and writes of the older release end at their next statement"
+    "Run `sqlqueue install`, or the script of `sqlqueue script`: it keeps what is in flight. "
+    "Streams and writes of the older release end at their next statement"
 )
 DROP_AND_INSTALL = (
     "Stop the queries that use them, and see that the tables receipt and staging are empty. Then "
@@ -115,19 +116,19 @@ def name_sessions(connection: Connection) -> str:
 
 def check_state(connection: Connection) -> None:
     """
-    Make sure that the state tables may be used, and are of this version.
+    Make sure that the state tables may be used, and that they have this version.
 
-    Whose they are is asked before anything is read.
+    Their owners are checked before any of their rows is read.
 
     Raises:
         StateOfOther, StateNotInstalled, StateTooOld, StateTooNew.
     """
     check_state_owners(connection)
-    found = connection.value("version")
-    if found is None:
+    version = connection.value("version")
+    if version is None:
         raise errors.StateNotInstalled(schema=connection.state, server=connection.server)
-    if found != VERSION:
-        raise other_version(connection.state, found)
+    if version != VERSION:
+        raise other_version(connection.state, version)
 
 
 def other_version(state: str, found: int) -> errors.StateTooOld | errors.StateTooNew:
@@ -139,11 +140,11 @@ def other_version(state: str, found: int) -> errors.StateTooOld | errors.StateTo
 
 
 def check_state_owners(connection: Connection) -> None:
-    """Raise StateOfOther for a state schema that must not be used; reads only the catalogue."""
+    """Raise StateOfOther if the state schema must not be used; only the catalogue is read."""
     trusted = connection.trusted.values(connection.names)
     faults = connection.rows("state_faults", Fault, tables=None, **trusted)
     if faults:
-        found = "; ".join(str(each.fault) for each in faults)
+        found = "; ".join(str(fault.fault) for fault in faults)
         advice, value = advise(connection, faults)
         raise errors.StateOfOther(
             schema=connection.state,
@@ -155,26 +156,28 @@ def check_state_owners(connection: Connection) -> None:
 
 
 def state_parts(connection: Connection) -> dict[str, str]:
-    """Return each state table and index, with the statements that create it."""
+    """Return the state tables and indexes: name → the statements that create it."""
     dialect = dialect_named(connection.names.dialect)
     text = re.sub("^    ", "", dialect.STATEMENTS["install_state"], flags=re.MULTILINE)
     parts: dict[str, str] = {}
-    for each in re.findall("^(?:CREATE|ALTER|EXEC|INSERT) [^;]+;", text, flags=re.MULTILINE):
-        table, index = re.findall(r"\{\w+\}\.(\w+)", each), re.findall(r"INDEX (\w+)", each)
-        parts |= dict.fromkeys(index, each)
-        parts |= {name: f"{parts.get(name, '')}{each}\n" for name in table}
+    for statement in re.findall("^(?:CREATE|ALTER|EXEC|INSERT) [^;]+;", text, flags=re.MULTILINE):
+        tables = re.findall(r"\{\w+\}\.(\w+)", statement)
+        indexes = re.findall(r"INDEX (\w+)", statement)
+        parts |= dict.fromkeys(indexes, statement)
+        parts |= {table: f"{parts.get(table, '')}{statement}\n" for table in tables}
     return {
         name: dialect.fill_names(part.strip(), connection.state, {}) for name, part in parts.items()
     }
 
 
 def find_states(connection: Connection) -> tuple[list[str], dict[str, str]]:
-    """Return the state schemas that this login may enter and trust; and why not the others."""
-    states, unread = [], {}
-    for found in connection.rows("state_schemas", StateSchema, schema_name=None):
-        state = found.schema
-        if not found.may_enter:
-            roles = f" (roles {found.roles})" if found.roles else ""
+    """Return the state schemas that this login may use, and why it may not use the others."""
+    states = []
+    unread = {}
+    for known in connection.rows("state_schemas", StateSchema, schema_name=None):
+        state = known.schema
+        if not known.may_enter:
+            roles = f" (roles {known.roles})" if known.roles else ""
             unread[state] = f"this login may not enter it{roles}"
             continue
         try:
@@ -189,18 +192,20 @@ def find_states(connection: Connection) -> tuple[list[str], dict[str, str]]:
 
 @contextmanager
 def use_state(connection: Connection, state: str) -> Iterator[None]:
-    before, connection.state = connection.state, state
+    usual_state = connection.state
+    connection.state = state
     try:
         yield
     finally:
-        connection.state = before
+        connection.state = usual_state
 
 
 def has_trail(connection: Connection) -> bool:
     """
-    Whether actions are recorded: there is a trail, in a schema that this login may and does use.
+    Return whether operators' actions are recorded.
 
-    A login that may use the schema and may not insert there fails when it records an action.
+    They are, if this login may use the state schema and the schema has the table `trail`. If the
+    login may not insert into that table, `record_action` fails later.
     """
     try:
         check_state_owners(connection)
@@ -220,7 +225,8 @@ def record_action(
     Write an entry into the trail, in the open transaction; `receipt` is stream, batch and task.
 
     Raises:
-        RightMissing: the login may not insert. The action is undone with the transaction.
+        RightMissing: the login may not insert the entry. The transaction is undone, and with it the
+            action.
     """
     stream, batch, task = receipt or (None, None, None)
     connection.run(
@@ -236,26 +242,26 @@ def record_action(
 
 def create_queue(connection: Connection, queue: QueueAddress, *, body_string: bool = False) -> None:
     """
-    Create a queue's table where it is absent; the second of two creators waits for the first.
+    Create a queue's table, if it is absent; the second of two creators waits for the first.
 
-    `body_string` adds the column BodyString, also to a table that is already there.
+    `body_string` adds the column BodyString, also to a table that exists already.
     """
     _create(connection, "create_queue", queue, body_string=body_string)
 
 
 def create_delayed(connection: Connection, queue: QueueAddress) -> None:
-    """Create the table for a queue's delayed messages where it is absent."""
+    """Create the table for a queue's delayed messages, if it is absent."""
     _create(connection, "create_delayed", delayed_of(queue))
 
 
 def create_subscriptions(connection: Connection, table: QueueAddress) -> None:
-    """Create the table of subscriptions where it is absent."""
+    """Create the table of subscriptions, if it is absent."""
     _create(connection, "create_subscriptions", table)
 
 
 def check_owner(connection: Connection, table: QueueAddress) -> None:
     """Raise TableRefused for a table that was there, and whose owner is not trusted."""
-    for reason in look(connection, [table], INSERT)[1].values():
+    for reason in look_at_tables(connection, [table], INSERT)[1].values():
         raise reason
 
 
@@ -267,12 +273,12 @@ def _create(
     body_string: bool = False,
 ) -> None:
     """
-    Create a table, and once more where another installer has created it meanwhile.
+    Create a table; try again if another installer has created it at the same time.
 
     On PostgreSQL an endpoint's installer does not take our lock. Then the database makes us wait
-    for it and reports that the table exists. A second attempt finds the table.
+    for that installer, and reports that the table exists. The second attempt finds the table.
     """
-    name = statement.removeprefix("create_")  # of the table in the statement
+    name = statement.removeprefix("create_")  # the table's name in the statement's braces
 
     def create() -> None:
         with transaction(connection):

@@ -1,16 +1,18 @@
 """
-Sessions with the database: opened where Spark calls us, and reopened where that is safe.
+Sessions with the database. They are opened where Spark calls us, and reopened where that is safe.
 
 The work of `Session.run_with_retries` must consist of whole transactions that may run twice.
-Receiving, acknowledging, staging and dispatching may, because each checks what was done before.
+Receiving, acknowledging, staging and dispatching may run twice, because each of them first checks
+what was done before.
 
-A worker's session that ends well leaves its connection to the next session of the process, for IDLE
-seconds. Connecting takes 35 ms and more, the task of a small batch 10.
+A session can keep its connection when it ends well. The next session of the same process takes that
+connection, if it begins within IDLE seconds. Connecting takes 35 ms or more. The task of a small
+batch takes only 10 ms.
 
 With the option `credentials` a function gives a password at each connect, because some expire. Only
-the option's text is stored, sent to executors or shown. The password is in the url of one attempt
-to connect, and nowhere else. An error of the function may quote it, so the error says only what was
-raised and where.
+the option's text is stored, sent to executors or shown. One attempt to connect gets the password,
+and nothing else does. An error of the function may quote it, so the error says only what was raised
+and where. Some databases take a token where others take a password.
 """
 
 from __future__ import annotations
@@ -27,7 +29,6 @@ from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 from sqlq_spark import database, errors
 from sqlq_spark.database.schema import check_state
-from sqlq_spark.options.names import with_login
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,72 +40,73 @@ log = logging.getLogger("sqlq_spark")
 T = TypeVar("T")
 
 ATTEMPTS = 7
-LONGEST_PAUSE = 5.0  # seconds; all pauses of ATTEMPTS together are about 10
-# seconds for which an absent server is waited for, once the url led to a database. A failover of an
-# availability group takes 10 to 60 s, and a serverless database resumes in up to a minute.
+LONGEST_PAUSE = 5.0  # seconds; the pauses between all ATTEMPTS add up to about 10
+# Seconds that we wait for a server that was reached before and is now absent. A failover of an
+# availability group takes 10 to 60 s. A serverless database resumes within a minute.
 FAILOVER = 90.0
-# what a failover causes: the server, or a database that recovers there, may be absent
+# errors during a failover: the server is absent, or its database is still recovering
 ABSENT = (
     errors.ConnectionLost,
     errors.DatabaseNotFound,
     errors.LoginUnclear,
     errors.NotReachable,
 )
-reached: set[str] = set()  # urls that led to a database in this process
-# worth another attempt with the option `credentials`, which then gives another password; a server
-# that does not speak English refuses a login in words that are not known
+reached_urls: set[str] = set()  # urls that led to a database in this process
+# worth another attempt with the option `credentials`, which then gives another password or token; a
+# server that does not speak English refuses a login in words that are not known
 EXPIRED = (errors.CredentialsFailed, errors.LoginRefused, errors.ConnectionUnclear)
-IDLE = 20.0  # seconds after which a connection that no session takes is closed
-UNSENDABLE = re.compile(r"[\0\ud800-\udfff]")  # in a password: NUL, half of a surrogate pair
-LONGEST_REASON = 500  # characters of an error of azure-identity or boto3
+IDLE = 20.0  # seconds after which a kept connection is closed, if no session takes it
+UNSENDABLE = re.compile(r"[\0\ud800-\udfff]")  # in a password: NUL, or half of a surrogate pair
+LONGEST_REASON = 500  # characters of an error of azure-identity or boto3 that are shown
 
 
 class Session:
-    """A connection that is opened when it is first needed, and again when it broke."""
+    """A connection that is opened when it is first needed, and opened again after it broke."""
 
     def __init__(
         self,
         options: DatabaseOptions,
         application: str,
         *,
-        worker: bool = False,
-        reached: bool = False,
+        keep_connection: bool = False,
+        was_reached: bool = False,
     ) -> None:
         self.options = options
-        self.application = application  # what the DBA sees behind `sqlqueue`
-        # whether to keep the connection for the next session of this process, if the `with` block
-        # ends well; it must end with no transaction open
-        self._worker = worker
-        self._reached = reached  # whether another process, as the driver's, has reached the url
+        self.application = application  # the name that a DBA sees after `sqlqueue`
+        # whether the next session of this process may take the connection, if the `with` block ends
+        # without an error; no transaction may be open then
+        self._keep_connection = keep_connection
+        # whether another process has reached the url, as Spark's driver has before its tasks run
+        self._was_reached = was_reached
         self._connection: Connection | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
-        if self._worker and failed is None and self._connection is not None:
-            idle.keep(self._key, self._connection)
+        if self._keep_connection and failed is None and self._connection is not None:
+            idle_connections.keep(self._key, self._connection)
             self._connection = None
         self.close()
 
     def run_with_retries(self, work: Callable[[Connection], T]) -> T:
         """
-        Run `work`, and run it again with growing pauses after a failure that may end soon.
+        Run `work`, and run it again with growing pauses after a failure that may pass.
 
         Such failures are a lost connection, a deadlock, a lock that others hold for too long, a
         receipt of another attempt, a full log, and a server that is short of memory or space. If
-        the answer to a commit is lost, `work` must find out whether it was done.
+        the answer to a commit is lost, `work` must find out whether it was committed.
 
-        With the option `credentials` a login that was refused is such a failure too: the password
-        may have changed since it was given. So is an error of the service that gives it.
+        With the option `credentials` a refused login is such a failure too, because the password
+        may have expired. An error of the service that returns the password is one too.
 
-        A server that is lost is waited for, for FAILOVER seconds. One that was never reached is
-        not, because the url is probably wrong.
+        If the server was reached before and is lost, we wait for it for FAILOVER seconds. If it was
+        never reached, we do not wait so long, because the url is probably wrong.
 
         Raises:
             StateTooOld, StateTooNew: a statement found that the state tables have another version.
         """
-        import stamina  # noqa: PLC0415 - brings asyncio, for which `--help` need not wait
+        import stamina  # noqa: PLC0415 - it imports asyncio, which would slow down `--help`
 
         attempts = stamina.retry_context(
             on=self._retry_rule(), attempts=None, timeout=None, wait_max=LONGEST_PAUSE
@@ -122,13 +124,13 @@ class Session:
                         check_state(self.open())
                         raise
         except errors.SqlQueueError as error:
-            # Spark prints every frame of the traceback, 25 of them the retries'
+            # Spark prints every frame of the traceback; 25 of them would be those of the retries
             raise error.with_traceback(None) from None
-        raise AssertionError  # pragma: no cover - stamina raises the last error itself
+        raise AssertionError  # pragma: no cover - stamina has raised the last error before
 
     def open(self) -> Connection:
         if self._connection is None:
-            kept = idle.take(self._key) if self._worker else None
+            kept = idle_connections.take(self._key) if self._keep_connection else None
             self._connection = kept or self._connect()
             self._connection.application = f"sqlqueue {self.application}"
             self._connection.trusted = self.options.trusted
@@ -141,46 +143,53 @@ class Session:
 
     @property
     def _key(self) -> object:
-        """Sessions with equal keys may share a connection; never beyond a fork."""
+        """Sessions with equal keys may share a connection; a forked process has other keys."""
         options = self.options
         place = options.url, options.credentials, options.query_timeout
-        # whose state schema was accepted when the session was opened
+        # these options decided whether the state schema was accepted when the session was opened
         state = options.state_schema, options.trusted.state_schema, options.trusted_owners
         return os.getpid(), place, state, type(self)
 
     def _retry_rule(self) -> Callable[[Exception], bool]:
-        """Return whether another attempt may follow an error, for all errors of one work."""
-        times: dict[bool, list[float]] = {True: [], False: []}  # of the server's absence, of others
+        """Return a function that says whether `work` may run again after an error."""
+        absences: list[float] = []  # when the server was absent, by this process's clock
+        failures: list[float] = []  # when another failure occurred
 
         def may_follow(error: Exception) -> bool:
-            known = self._reached or self.options.url in reached
-            # a standby answers, and the url may name it by mistake
-            lost = known and isinstance(error, ABSENT) and not isinstance(error, errors.ReadOnly)
-            since = times[lost]
-            since.append(time.monotonic())
-            if lost and since[-1] - since[0] < FAILOVER:
+            is_known = self._was_reached or self.options.url in reached_urls
+            # a read-only server has answered: the url may name a standby by mistake
+            is_absent = isinstance(error, ABSENT) and not isinstance(error, errors.ReadOnly)
+            is_lost = is_known and is_absent
+            times = absences if is_lost else failures
+            times.append(time.monotonic())
+            if is_lost and times[-1] - times[0] < FAILOVER:
                 log.warning("%s; connecting again, for up to %g s", error, FAILOVER)
                 return True
-            expired = self.options.credentials is not None and isinstance(error, EXPIRED)
-            return len(since) < ATTEMPTS and (expired or isinstance(error, database.TRANSIENT))
+            is_expired = self.options.credentials is not None and isinstance(error, EXPIRED)
+            may_pass = is_expired or isinstance(error, database.TRANSIENT)
+            return may_pass and len(times) < ATTEMPTS
 
         return may_follow
 
     def _connect(self) -> Connection:
         options = self.options
+        credential = None
+        if options.credentials is not None:
+            credential = ask_credential(options.url, options.credentials)
         connection = database.dialect_of(options.url).connect(
-            log_in(options.url, options.credentials),
+            options.url,
             application=f"sqlqueue {self.application}",
             timeout=options.query_timeout,
             state=options.state_schema,
+            credential=credential,
         )
-        reached.add(options.url)
+        reached_urls.add(options.url)
         connection.trusted = options.trusted
         return connection
 
 
 class StateSession(Session):
-    """A session that makes sure, after connecting, that the state tables may be used."""
+    """A session that checks, after each connect, that the state tables may be used."""
 
     def _connect(self) -> Connection:
         connection = super()._connect()
@@ -189,7 +198,7 @@ class StateSession(Session):
 
 
 class Idle:
-    """Connections of sessions that ended, one for each database and login; safe for threads."""
+    """Kept connections of sessions that ended, one for each key; threads may share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -203,89 +212,87 @@ class Idle:
         return connection
 
     def keep(self, key: object, connection: Connection) -> None:
-        """Keep a connection without a transaction; close a second one for the same key."""
+        """Keep a connection without a transaction; close it if the key has one already."""
         timer = threading.Timer(IDLE, self._close, (key, connection))
         timer.daemon = True
         with self._lock:
-            _, kept = self._kept.setdefault(key, (connection, timer))
-        if kept is timer:
+            is_kept = key not in self._kept
+            if is_kept:
+                self._kept[key] = (connection, timer)
+        if is_kept:
             timer.start()
         else:
             connection.close()
 
     def _close(self, key: object, connection: Connection) -> None:
+        """Close a connection that no session has taken since it was kept."""
         with self._lock:
-            mine = self._kept.get(key, (None, None))[0] is connection
-            if mine:
+            kept, _ = self._kept.get(key, (None, None))
+            if kept is connection:
                 del self._kept[key]
-        if mine:
+        if kept is connection:
             connection.close()
 
 
-idle = Idle()
+idle_connections = Idle()
 
 
 # ---------------------------------------------------------------- the option `credentials`
 
 
-def log_in(url: str, credentials: str | None) -> str:
+def ask_credential(url: str, credentials: str) -> str:
     """
-    Return the url with a password of the option `credentials`; unchanged without the option.
+    Return the password or token that the option `credentials` gives for a url.
 
     Raises:
         BadOption: there is no such function, or it returns no password.
         MissingPackage: an extra is not installed.
         CredentialsFailed: the function raised an error. Another attempt may succeed.
     """
-    if credentials is None:
-        return url
-    return with_login(url, None, ask_password(url, credentials))
-
-
-def ask_password(url: str, credentials: str) -> str:
     tokens = database.dialect_of(url).TOKENS
     function = tokens.get(credentials) or find_function(credentials)
     try:
-        password = function(url)
+        credential = function(url)
     except errors.SqlQueueError:
         raise
-    except Exception as error:  # noqa: BLE001 - of the user's function or of a cloud's package
+    except Exception as error:  # noqa: BLE001 - the user's function may raise anything
         reason = describe_error(error) if credentials in tokens else locate_error(error)
         raise errors.CredentialsFailed(
             option="credentials", credentials=credentials, reason=reason
         ) from None
     # a text that a url can hold and a server can get
-    if not isinstance(password, str) or password == "" or UNSENDABLE.search(password):
+    if not isinstance(credential, str) or credential == "" or UNSENDABLE.search(credential):
         expected = "a function that returns the password, a text that is not empty"
         raise errors.BadOption(
             option="credentials",
             found=credentials,
-            expected=f"{expected}, but found {describe_value(password)}",
+            expected=f"{expected}, but found {describe_value(credential)}",
         )
-    return password
+    return credential
 
 
 def find_function(credentials: str) -> Callable[[str], object]:
-    """Import the function of `package.module:function`. Raises BadOption."""
+    """Import the function that a text `package.module:function` names; raise BadOption."""
     module, _, name = credentials.partition(":")
     try:
-        found = getattr(import_module(module), name)
+        function = getattr(import_module(module), name)
     except Exception as error:  # noqa: BLE001 - a module may raise anything
-        own = isinstance(error, (ImportError, AttributeError))  # these quote names only
-        reason = describe_error(error) if own else locate_error(error)
+        # the texts of these two quote only names of modules and functions
+        is_harmless = isinstance(error, (ImportError, AttributeError))
+        reason = describe_error(error) if is_harmless else locate_error(error)
         expected = f"a function that every driver and executor can import ({reason})"
         raise errors.BadOption(option="credentials", found=credentials, expected=expected) from None
-    if not callable(found):
-        expected = f"a function, but found {describe_value(found)}"
+    if not callable(function):
+        expected = f"a function, but found {describe_value(function)}"
         raise errors.BadOption(option="credentials", found=credentials, expected=expected)
-    return cast("Callable[[str], object]", found)
+    return cast("Callable[[str], object]", function)
 
 
-def describe_value(found: object) -> str:
-    """Return what a value is, without the value."""
-    if isinstance(found, str):
-        return "a text that cannot be sent" if found else "an empty text"
-    return type(found).__qualname__
+def describe_value(value: object) -> str:
+    """Return what kind of value it is, without showing the value."""
+    if isinstance(value, str):
+        return "a text that cannot be sent" if value else "an empty text"
+    return type(value).__qualname__
 
 
 def describe_error(error: Exception) -> str:
@@ -295,7 +302,7 @@ def describe_error(error: Exception) -> str:
 
 
 def locate_error(error: Exception) -> str:
-    """Return the error's class and the line that raised it, without its text."""
+    """Return an error's class and the line that raised it, without the error's text."""
     last = extract_tb(error.__traceback__)[-1]
     place = f"{Path(last.filename).name}, line {last.lineno}"
     return f"{type(error).__qualname__} in {place}; its text is not shown, it may hold a secret"

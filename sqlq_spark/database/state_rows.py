@@ -1,4 +1,4 @@
-"""Rows of the state tables that both a stream and an operator read."""
+"""Row types of the state tables that both streams and operators' commands read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime  # noqa: TC003 - the types of a row are read at ru
 
 @dataclass(frozen=True, slots=True)
 class HeldReceipt:
-    """What one task holds until its batch is acknowledged: a row of `receipts`."""
+    """A row of `receipts`: what one task has received, until its batch is acknowledged."""
 
     stream: str
     queue: str
@@ -19,7 +19,7 @@ class HeldReceipt:
     settled: bool
     created: datetime
     seen: datetime | None  # when the stream last wrote to its row
-    login: str  # that wrote it
+    login: str  # the one that wrote the receipt
     entitled: bool  # whether that login may receive from the queue
 
     @property
@@ -28,5 +28,5 @@ class HeldReceipt:
 
     @property
     def name(self) -> str:
-        """Stream, batch and task as text."""
+        """The stream, batch and task as text."""
         return f"{self.stream}/{self.batch}/{self.task}"

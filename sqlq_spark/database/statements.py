@@ -1,9 +1,9 @@
 """
 The statements of the databases, by name.
 
-Each database has the same SQL files with the same statements in the same order, but for those that
-it lacks, which its dialect lists as LACKS. `StatementName` lists the names, so that a typo in a
-call is a type error. A file that differs fails on load.
+Each database has the same SQL files, with the same statements in the same order. Its dialect lists
+in LACKS the statements that it does not have. `StatementName` lists all names, so that mypy finds a
+typo in a call. A file with other statements fails when it is loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 PACKAGE = "sqlq_spark.database"
-# the SQL files of each database, one for each concern
+# the SQL files of each database, one for each subject
 FILES = (
     "transactions",
     "trust",
@@ -40,7 +40,7 @@ FILES = (
 COMMENTS = re.compile(r"^ *--.*\n?", re.MULTILINE)
 HEAD = re.compile(r"\A\n(?:--.*\n)+\n")
 
-# a paragraph for each file, in the order of FILES and of the statements in them
+# the statements of each file; files and statements are in the order in which they are read
 # fmt: off
 StatementName = Literal[
     # transactions.sql
@@ -64,9 +64,9 @@ StatementName = Literal[
     "begin_receipt", "save_receipt",
     # receipts.sql
     "new_stream", "lock_stream", "claim", "stream_queue", "outcome", "acknowledge",
-    "delete_receipts", "store_plan", "receipts", "drop_receipt", "retire_stream", "streams",
+    "delete_receipts", "store_plan", "receipts", "drop_receipt", "close_batch", "streams",
     # staging.sql
-    "sink_open", "sink_close", "new_sink", "stage", "advance", "settle", "query_mark",
+    "sink_open", "sink_close", "new_sink", "stage", "advance", "settle", "closed_high_water",
     "query_queues", "chunks", "chunk", "chunk_pages", "discard", "discard_abandoned",
     "delete_old_sinks",
     # subscriptions.sql
@@ -93,19 +93,21 @@ StatementName = Literal[
 
 
 def sql(dialect: str, name: str) -> str:
-    """Return one of a dialect's SQL files, with its comments."""
+    """Return the text of one of a dialect's SQL files, with its comments."""
     return files(PACKAGE).joinpath(dialect, f"{name}.sql").read_text(encoding="utf-8")
 
 
 class Statements(dict[str, str]):
-    """The statements of one dialect by name."""
+    """The statements of one dialect: name → text."""
 
     @classmethod
     def load(cls, dialect: str, lacks: frozenset[StatementName]) -> Self:
         """
-        Read a dialect's SQL files for the dialect itself, which exports them as STATEMENTS.
+        Read a dialect's SQL files; the dialect exports the result as STATEMENTS.
 
-        They must be those of StatementName, in order, without those that the dialect lacks.
+        Raises:
+            RuntimeError: the files do not have exactly the statements of StatementName in their
+                order, without those in `lacks`.
         """
         statements = cls.read(dialect)
         names = [name for name in get_args(StatementName) if name not in lacks]
@@ -120,14 +122,18 @@ class Statements(dict[str, str]):
         """
         Split a dialect's SQL files, in the order of FILES, at lines `-- name:` and `-- part:`.
 
-        A name begins a statement, a part a text that statements contain: it replaces its own name
-        in braces, without its comments. A statement may be a part of others too.
+        A line `-- name:` begins a statement. A line `-- part:` begins a text that statements
+        contain. The text of a part, without its comments, replaces its name in braces. A statement
+        may be contained in other statements in the same way.
 
-        With `comments`, those that a blank line follows are left out: they are not for a script.
+        With `comments` the comments of statements are kept. A comment at the head of a statement
+        that a blank line follows is left out, because it does not belong into a script.
         """
         text = "\n".join(sql(dialect, name) for name in FILES)
-        _, *found = re.split(r"^-- (name|part): *(\w+) *$", text, flags=re.MULTILINE)
-        kinds, names, bodies = found[::3], found[1::3], found[2::3]
+        _, *pieces = re.split(r"^-- (name|part): *(\w+) *$", text, flags=re.MULTILINE)
+        kinds = pieces[::3]
+        names = pieces[1::3]
+        bodies = pieces[2::3]
         texts = dict(zip(names, bodies, strict=True))
         for name in names:
             inner = COMMENTS.sub("", texts[name]).strip("\n")
@@ -140,19 +146,23 @@ class Statements(dict[str, str]):
 
 
 def repeat(text: str, tables: Iterable[str]) -> str:
-    """Repeat a statement that has {at} for each of its queues: {at} is the queue's place."""
+    """
+    Repeat a statement that contains {at} for each of its queues, joined by UNION ALL.
+
+    {at} becomes the number of the queue in the list, from 0 on.
+    """
     if "{at}" not in text:
         return text
     queues = [name for name in tables if name.startswith("queue")]
     parts = (
-        text.replace("{at}", str(at)).replace("{queue}", f"{{{name}}}")
-        for at, name in enumerate(queues)
+        text.replace("{at}", str(number)).replace("{queue}", f"{{{name}}}")
+        for number, name in enumerate(queues)
     )
     return "\nUNION ALL\n".join(parts)
 
 
 def _include(text: str, part: str, inner: str) -> str:
-    """Put a part into the place that names it, as far to the right as that line begins."""
+    """Replace {part} by the text `inner`, indented as the line that contains {part}."""
     if f"{{{part}}}" not in text:
         return text
     return re.sub(

@@ -1,14 +1,20 @@
 """
-Whose table is it? One rule for all tables that are read or written.
+Whose table is it? This is the one rule for all tables that are read or written.
 
-The owner of a table can add code to it at any moment, which runs with the rights of the login that
-uses the table. So a table is used only if the statement `table_owners` finds no fault: it is an
-ordinary table, as its descendants are; its owner and its schema's owner are trusted; nobody else
-has added a trigger or, where rows are deleted, a foreign key.
+The owner of a table can add code to it at any moment. That code runs with the rights of the login
+that uses the table. So a table is used only if the statement `table_owners` finds no fault:
 
-The order is lock, look, use, in one transaction. The lock keeps the table as the look found it. A
-database without such a lock looks again before the commit. `Connection.trusted` says whom the user
-trusts, and which tables are used whoever owns them.
+- The table and its descendants are ordinary tables.
+- The owners of the table and of its schema are trusted.
+- Nobody else has added a trigger to it, or, where rows are deleted, a foreign key.
+
+- The table and its descendants are ordinary tables.
+- The owners of the table and of its schema are trusted.
+- Nobody else has added a trigger. If rows are deleted, nobody else has added a foreign key.
+
+A transaction first locks the table, then looks at it, then uses it. The lock keeps the table as the
+look found it. In a database without such a lock the transaction looks again before its commit.
+`Connection.trusted` says which owners the user trusts, and which tables are used whoever owns them.
 """
 
 from __future__ import annotations
@@ -28,41 +34,41 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Access, Connection
     from sqlq_spark.wire.address import QueueAddress
 
-Reasons: TypeAlias = "dict[QueueAddress, errors.SqlQueueError]"  # why tables are not used
+Reasons: TypeAlias = "dict[QueueAddress, errors.SqlQueueError]"  # table → why it is not used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Why a table or the state schema must not be used: a row of `state_faults`."""
+    """A row of `state_faults`: why a table or the state schema must not be used."""
 
     fault: str | None
-    role: str | None  # who is not trusted, if that is the fault
+    role: str | None  # the role that is not trusted; None: the fault is another one
     is_super: bool  # whether this session can become a superuser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table(Fault):
+class TableFacts(Fault):
     """What the database knows of a table: a row of `table_owners`."""
 
-    place: int  # in the list that was asked for
-    identity: int  # while it exists
+    place: int  # in the list of tables that the statement got
+    identity: int  # of the table as long as it exists
     catalog: str | None
-    here: bool  # whether it is in the database of the connection
+    here: bool  # whether the table is in the database of the connection
     schema: str
     table: str
-    missing: str | None  # what is wrong with its first column that no queue has so
+    missing: str | None  # what is wrong with its columns: the first one that no queue has like this
     may_insert: bool
     owner: str
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What tables are used for, and what is asked of them beside whose they are."""
+    """What tables are used for, and what they must have beside a trusted owner."""
 
     how: Access
-    columns: Sequence[str] = ()  # that they must have
-    source: QueueAddress | None = None  # whose owner they must have
-    by_header: bool = False  # whether only a header names them
+    columns: Sequence[str] = ()  # that the tables must have
+    source: QueueAddress | None = None  # a queue whose owner the tables must have
+    by_header: bool = False  # whether only a header names the tables
 
 
 READ, INSERT, DELETE = Use("read"), Use("insert"), Use("delete")
@@ -72,7 +78,7 @@ def use(
     connection: Connection, queues: Iterable[QueueAddress], wanted: Use, role: str = "queue"
 ) -> None:
     """
-    Lock tables, and make sure that they may be used, in the transaction that uses them.
+    Lock tables in the open transaction, and make sure that they may be used.
 
     Raises:
         QueueNotFound, RightMissing, NotAQueue, TableRefused.
@@ -85,18 +91,26 @@ def use(
 
 
 def use_delayed(connection: Connection, queue: QueueAddress, wanted: Use) -> QueueAddress:
-    """Return a queue's table of delayed messages, as `use`. Nothing reaches it in another way."""
+    """
+    Lock and check a queue's table of delayed messages as `use`, and return its address.
+
+    The owner of the table must be the owner of the queue.
+    """
     table = delayed_of(queue)
     use(connection, [table], replace(wanted, source=queue))
     return table
 
 
 def check_locked(connection: Connection, queues: Sequence[QueueAddress], wanted: Use) -> Reasons:
-    """Return which of the locked tables must not be used, and why."""
-    before, reasons = look(connection, queues, wanted)
+    """
+    Return which of the locked tables must not be used, and why.
+
+    Where the database has no such lock, `transaction` looks at the others again before the commit.
+    """
+    before, reasons = look_at_tables(connection, queues, wanted)
 
     def look_again() -> None:
-        after, refused = look(connection, queues, wanted)
+        after, refused = look_at_tables(connection, queues, wanted)
         for queue in before.keys() - reasons.keys():
             if queue in refused or after[queue].identity != before[queue].identity:
                 raise errors.DestinationChanged(queue=connection.printed(queue))
@@ -106,38 +120,44 @@ def check_locked(connection: Connection, queues: Sequence[QueueAddress], wanted:
     return reasons
 
 
-def look(
+def look_at_tables(
     connection: Connection, queues: Sequence[QueueAddress], wanted: Use
-) -> tuple[dict[QueueAddress, Table], Reasons]:
+) -> tuple[dict[QueueAddress, TableFacts], Reasons]:
     """Return what is known of the tables that are there, and why some must not be used."""
     if not queues:
         return {}, {}
-    names, more = connection.names, {"columns": [*wanted.columns]}
+    names = connection.names
     asked = list(dict.fromkeys([*queues, *filter(None, [wanted.source])]))
-    places = [names.place_of(queue) | more | {"place": at} for at, queue in enumerate(asked)]
-    found = connection.rows(
+    places = [
+        names.place_of(queue) | {"columns": [*wanted.columns], "place": place}
+        for place, queue in enumerate(asked)
+    ]
+    facts = connection.rows(
         "table_owners",
-        Table,
+        TableFacts,
         tables=None,
         places=json.dumps(places),
         deletes=wanted.how == "delete",
         **connection.trusted.values(names),
     )
-    tables = {asked[table.place]: table for table in found}
+    tables = {asked[table.place]: table for table in facts}
     reasons = {queue: reason_of(connection, queue, tables, wanted) for queue in queues}
     return tables, {queue: reason for queue, reason in reasons.items() if reason is not None}
 
 
 def reason_of(  # noqa: PLR0911 - each return is one kind of error
-    connection: Connection, queue: QueueAddress, tables: dict[QueueAddress, Table], wanted: Use
+    connection: Connection, queue: QueueAddress, tables: dict[QueueAddress, TableFacts], wanted: Use
 ) -> errors.SqlQueueError | None:
-    name, table = connection.printed(queue), tables.get(queue)
+    """Return why a table must not be used; None: it may be used."""
+    name = connection.printed(queue)
+    table = tables.get(queue)
     if wanted.by_header and (table is None or table.missing is not None or not table.may_insert):
         return errors.QueueNotWritable(queue=name, server=connection.server)
     if table is None:
         return errors.QueueNotFound(queue=name, server=connection.server)
-    its = (table.catalog, table.schema, table.table)
-    is_allowed = connection.trusted.allows(*its, here=table.here)
+    is_allowed = connection.trusted.allows(
+        table.catalog, table.schema, table.table, here=table.here
+    )
     # before the columns: the type of a column may be the owner's own
     if table.role is not None and not is_allowed:
         advice, value = advise(connection, [table])
@@ -161,6 +181,7 @@ def reason_of(  # noqa: PLR0911 - each return is one kind of error
 
 def advise(connection: Connection, faults: Sequence[Fault]) -> tuple[str, str]:
     """Return what a superuser should do first, and the setting that trusts the roles of faults."""
-    roles = [*connection.trusted.roles, *(each.role for each in faults if each.role is not None)]
-    value = print_roles(dict.fromkeys(roles), connection.names)
-    return errors.USE_AN_ORDINARY_LOGIN if faults[0].is_super else "", value
+    untrusted = [fault.role for fault in faults if fault.role is not None]
+    roles = dict.fromkeys([*connection.trusted.roles, *untrusted])
+    advice = errors.USE_AN_ORDINARY_LOGIN if faults[0].is_super else ""
+    return advice, print_roles(roles, connection.names)

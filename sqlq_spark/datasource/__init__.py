@@ -1,13 +1,12 @@
 """
 The classes that Spark calls.
 
-camelCase names and parameter names are Spark's.
-What Spark pickles between its processes (a reader, a writer, a partition) holds options and plans,
-never a connection.
+Spark chooses the camelCase names and the names of parameters.
+Spark pickles readers, writers and partitions. They hold options and plans, never a connection.
 
-Spark starts a new Python process to find the format, and another to ask it for its columns. So this
-module imports only what they need, and a method what its reader or writer needs: pyarrow and pandas
-with it would take each process half a second more.
+Spark starts one Python process to find the format, and another one to ask for its columns. So this
+module imports only what these two processes need. Each method imports its own reader or writer.
+pyarrow and pandas would make each process start half a second later.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ if TYPE_CHECKING:
     from sqlq_spark.datasource.write import BatchWriter, StreamWriter
 
 APPEND = "append: sending adds to a queue"
-# the words of SourceOptions.columns → types, because a session may change what they mean in a DDL
-# text: with spark.sql.timestampType=TIMESTAMP_NTZ a `timestamp` has no time zone
+# type names of SourceOptions.columns → Spark's types. A DDL text is not used, because a session can
+# change its meaning: with spark.sql.timestampType=TIMESTAMP_NTZ a `timestamp` has no time zone.
 TYPES: dict[str, DataType] = {
     "string": StringType(),
     "timestamp": TimestampType(),
@@ -52,16 +51,16 @@ TYPES: dict[str, DataType] = {
 class DefaultSource(DataSource):
     """The format `sqlqueue`."""
 
-    cores: int | None = None  # of the cluster, where `register` saw it
-    application: str | None = None  # its name, where `register` saw it
+    cores: int | None = None  # cores of the cluster; None: `register` was not called
+    application: str | None = None  # the application's name; None: not known
 
     @classmethod
     def name(cls) -> str:
-        """The name for `.format(…)`."""
+        """Return the name for `.format(…)`."""
         return "sqlqueue"
 
     def schema(self) -> StructType:
-        """The columns of a read."""
+        """Return the columns of a read."""
         refuse_table(self.options)
         columns = StructType()
         for name, kind in SourceOptions.parse(self.options).columns.items():
@@ -69,7 +68,7 @@ class DefaultSource(DataSource):
         return columns
 
     def reader(self, schema: StructType) -> BrowseReader:
-        """Browse: deletes nothing."""
+        """Return a reader that browses a queue; it deletes nothing."""
         from sqlq_spark.datasource.browse import (  # noqa: PLC0415
             BrowseReader,
             FilteringBrowseReader,
@@ -80,7 +79,7 @@ class DefaultSource(DataSource):
         return kind(SourceOptions.parse(self.options, cores=self.cores), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader | RefusedStreamReader:
-        """Receive."""
+        """Return a reader that receives messages, or one that raises why there is none."""
         from sqlq_spark.datasource.stream import StreamReader  # noqa: PLC0415
 
         try:
@@ -89,38 +88,38 @@ class DefaultSource(DataSource):
             return RefusedStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:  # noqa: FBT001
-        """Send a frame."""
+        """Return a writer that sends the rows of one frame."""
         from sqlq_spark.datasource.write import BatchWriter, look_ahead  # noqa: PLC0415
 
         options = SinkOptions.parse(self.options)
         if overwrite:
             raise BadOption(option="mode", found="overwrite", expected=APPEND)
-        made = BatchWriter(options, schema, self.sender())
+        writer = BatchWriter(options, schema, self.sender())
         look_ahead(options)
-        return made
+        return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001
-        """Send the micro-batches of a stream."""
+        """Return a writer that sends the micro-batches of a stream."""
         from sqlq_spark.datasource.write import StreamWriter, look_ahead_once  # noqa: PLC0415
 
         options = SinkOptions.parse(self.options)
         if overwrite:
             raise BadOption(option="outputMode", found="complete", expected=APPEND)
-        made = StreamWriter(options, schema, self.sender())
+        writer = StreamWriter(options, schema, self.sender())
         look_ahead_once(options)
-        return made
+        return writer
 
     def sender(self) -> str | None:
-        """Return the name of the query, or else of the application, as far as it is known."""
+        """Return the query's name, or the application's name, or None if neither is known."""
         return self.options.get("queryName") or self.application
 
 
 class RefusedStreamReader(DataSourceStreamReader):
     """
-    Stands for a reader that cannot be made, and raises why at Spark's first call.
+    Stands for a reader that could not be made, and raises its error at Spark's first call.
 
-    Spark's runner hides an error of `streamReader`: it stops the reader that it did not get, and
-    reports the UnboundLocalError of that (4.0 to 4.3).
+    Spark's runner (4.0 to 4.3) hides an error that `streamReader` raises. It tries to stop the
+    reader that it never got, and reports the UnboundLocalError of that attempt.
     """
 
     def __init__(self, error: SqlQueueError) -> None:
@@ -145,10 +144,11 @@ class RefusedStreamReader(DataSourceStreamReader):
 
 def refuse_table(options: Mapping[str, str]) -> None:
     """
-    Refuse CREATE TABLE with OPTIONS or TBLPROPERTIES, for which Spark asks for the columns.
+    Refuse CREATE TABLE with OPTIONS or TBLPROPERTIES.
 
-    Spark adds the table's properties to the options then, `provider` and `owner` among them. It
-    hands neither to what reads or writes the table later (Spark 4.0 to 4.3).
+    For such a statement Spark asks for the columns, and adds the table's properties to the options:
+    `provider`, `owner` and others. When the table is read or written later, Spark passes on neither
+    the options nor the properties (Spark 4.0 to 4.3).
 
     Raises:
         OptionsOfTable.
@@ -160,9 +160,9 @@ def refuse_table(options: Mapping[str, str]) -> None:
 
 def sized(cores: int | None, application: str | None = None) -> type[DefaultSource]:
     """
-    Give the format, knowing the cluster's cores and the application's name.
+    Return a class of the format that knows the cluster's cores and the application's name.
 
-    Spark pickles a class that no module holds by value, and with it these values.
+    No module has this class as an attribute. So Spark pickles it by value, with these two values.
     """
     known = {"cores": cores, "application": application}
     return type(DefaultSource.__name__, (DefaultSource,), known)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 
-# a browse without any of these reads no headers and bodies
-HEAVY = {"headers", "body", "correlationId", "replyToAddress", "corruptHeaders"}
+# a read of none of these columns reads no headers and bodies
+HEAVY_COLUMNS = {"headers", "body", "correlationId", "replyToAddress", "corruptHeaders"}
 
 
 @dataclass
@@ -41,37 +41,39 @@ class BrowseReader(DataSourceReader):
     """`spark.read`: what waits now, in parallel, by seq within a partition."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        """Begin; `schema` is what the user asked for, all columns by default."""
+        """Start. `schema` has the columns that the user asked for; by default it is all."""
         options.check_columns(column_types(schema))
         self.options = options
         self.columns = schema
         self.wanted = browse.ALL
 
     def partitions(self) -> Sequence[RangePartition]:
-        """Even ranges of the seqs there are now; what comes later is not read."""
-        with Session(self.options, "browse", worker=True) as session:
-            parts = session.run_with_retries(
-                lambda connection: browse.parts(
+        """Split what waits now into even ranges of seqs. What comes later is not read."""
+        with Session(self.options, "browse", keep_connection=True) as session:
+            ranges = session.run_with_retries(
+                lambda connection: browse.split_queues(
                     connection,
                     self.options.addresses,
-                    parts=self.options.concurrency,
+                    count=self.options.concurrency,
                     wanted=self.wanted,
                 )
             )
         # If we return no partition, Spark adds one of its own class, which read() cannot handle.
-        return [RangePartition(*part) for part in parts or [(self.options.address, 0, 0)]]
+        nothing = [(self.options.address, 0, 0)]
+        return [RangePartition(*queue_range) for queue_range in ranges or nothing]
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """Page through a range; stops as soon as Spark does."""
+        """Page through a range. It stops as soon as Spark does."""
         schema = to_arrow_schema(self.columns)
-        options, queue = self.options, partition.queue
-        with Session(options, f"browse {queue.table}", worker=True) as session:
-            pages = browse.pages(
+        options = self.options
+        queue = partition.queue
+        with Session(options, f"browse {queue.table}", keep_connection=True) as session:
+            pages = browse.read_pages(
                 session.open(),
                 queue,
                 partition.first,
                 partition.stop,
-                narrow=not HEAVY & set(schema.names),
+                narrow=not HEAVY_COLUMNS & set(schema.names),
                 largest=options.max_message_bytes,
             )
             for page in pages:
@@ -80,11 +82,11 @@ class BrowseReader(DataSourceReader):
 
 
 class FilteringBrowseReader(BrowseReader):
-    """A browse in a process where Spark pushes filters; anywhere else Spark refuses this class."""
+    """A browse in a process where Spark pushes filters. Elsewhere Spark refuses this class."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
         """Take over the filters that narrow what is read, and give back those left to Spark."""
-        for each in filters:
-            self.wanted, done = self.wanted.narrow(each)
-            if not done:
-                yield each
+        for condition in filters:
+            self.wanted, is_done = self.wanted.narrow(condition)
+            if not is_done:
+                yield condition

@@ -15,11 +15,16 @@ from sqlq_spark.database import read_clock
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import BadOption, SqlQueueError
 from sqlq_spark.log import log, warn_once
-from sqlq_spark.send.dispatch import NAMED, NAMELESS, Staged, discard, dispatch, stage
+from sqlq_spark.send.dispatch import NAMED_SINK, NAMELESS_SINK, Staged, discard, dispatch, stage
 from sqlq_spark.send.frame import check_frame
 from sqlq_spark.send.insert import check_tables, send_now
 from sqlq_spark.send.sender import Sender, name_sender
-from sqlq_spark.send.throttle import Names, record_names, wait_before_chunks, wait_before_dispatch
+from sqlq_spark.send.throttle import (
+    DestinationNames,
+    record_names,
+    wait_before_chunks,
+    wait_before_dispatch,
+)
 from sqlq_spark.spark_api import (
     DataSourceStreamArrowWriter,
     column_types,
@@ -45,11 +50,12 @@ def choose_session(options: SinkOptions) -> type[Session]:
 def look_ahead(options: SinkOptions) -> None:
     """Fail on the driver, before a task runs, if a table that the options name does not exist."""
     if options.names_tables:
-        with choose_session(options)(options, "look ahead", worker=True) as session:
+        with choose_session(options)(options, "look ahead", keep_connection=True) as session:
             session.run_with_retries(partial(check_tables, options=options))
 
 
-look_ahead_once = cache(look_ahead)  # for a stream: Spark makes a new writer for each micro-batch
+# for a stream, because Spark makes a new writer for each micro-batch
+look_ahead_once = cache(look_ahead)
 
 
 @dataclass
@@ -95,34 +101,44 @@ class Writing:
         self.padded = padded_texts(schema)
         self.sent_by = name_sender(options.originating_endpoint or sender)
 
-    def send(self, batches: Iterator[pa.RecordBatch], sink: str, batch: int) -> Written:
+    def send(self, batches: Iterator[pa.RecordBatch], sink: str, sink_batch: int) -> Written:
         """Stage or send the rows of one task, and wait as the options ask for it."""
-        options, context = self.options, TaskContext.get()
+        options = self.options
+        context = TaskContext.get()
         partition = 0 if context is None else context.partitionId()
-        name, exactly_once = f"{sink}/{batch}/{partition}", options.delivery == "exactlyOnce"
-        # the database was reached by the batches of the stream before
-        session = choose_session(options)(options, f"sink {name}", worker=True, reached=batch > 0)
+        name = f"{sink}/{sink_batch}/{partition}"
+        is_exactly_once = options.delivery == "exactlyOnce"
+        session = choose_session(options)(
+            options,
+            f"sink {name}",
+            keep_connection=True,
+            was_reached=sink_batch > 0,  # by the batches before this one
+        )
         ask = session.run_with_retries
-        names: Names = set()
+        spark_batch = current_batch()
+        names: DestinationNames = set()
         with session:
             chunks = Sender(
                 options=options,
                 partition=partition,
                 # a task that Spark tries again sends the same ids
-                seed=None if exactly_once else hashlib.sha256(name.encode()).digest()[:16],
-                clock=partial(ask, read_clock),  # it decides when messages expire
+                seed=None if is_exactly_once else hashlib.sha256(name.encode()).digest()[:16],
+                # Decides what has expired since it was received. Only with asReceived is it asked.
+                clock=partial(ask, read_clock),
                 # An endpoint on SQL Server with another default database would answer into that
                 # one, so an address names ours.
                 own_address=lambda address: ask(lambda opened: opened.canonical(address)),
                 sent_by=self.sent_by,
                 padded=self.padded,
             ).chunks(batches)
-            if not exactly_once:
-                paced = wait_before_chunks(session, chunks, options, current_batch().query_id)
+            if not is_exactly_once:
+                paced = wait_before_chunks(session, chunks, options, spark_batch.query_id)
                 send_now(session, paced, options)
                 return Written(None)
-            chunks = record_names(chunks, names)
-            staged = stage(session, chunks, sink=sink, batch=batch, spark_batch=current_batch())
+            recorded = record_names(chunks, names)
+            staged = stage(
+                session, recorded, sink=sink, sink_batch=sink_batch, spark_batch=spark_batch
+            )
         wait_before_dispatch(options, staged, partition, names)
         return Written(staged)
 
@@ -133,31 +149,33 @@ class Writing:
     ) -> None:
         """Send what the tasks of a batch staged, in one transaction, unless it was sent before."""
         if staged := staged_in(messages):
-            name = f"dispatch {staged[0].sink}/{staged[0].batch}"
-            with StateSession(self.options, name, worker=True, reached=True) as session:
+            name = f"dispatch {staged[0].sink}/{staged[0].sink_batch}"
+            with StateSession(
+                self.options, name, keep_connection=True, was_reached=True
+            ) as session:
                 session.run_with_retries(partial(dispatch, staged=staged, options=self.options))
 
-    def discard(self, sink: str, batch: int, *, final: bool) -> None:
+    def discard(self, sink: str, sink_batch: int, *, final: bool) -> None:
         """
-        Delete what was staged for a batch that was aborted; `final`: it is never tried again.
+        Delete what was staged for a batch that was aborted.
 
-        A failure is only logged, because Spark reports why the write was aborted.
+        `final` says that the batch is never tried again. A failure is only logged, because Spark
+        reports why the write was aborted.
         """
         if self.options.delivery != "exactlyOnce":
             return
-        work = partial(discard, sink=sink, batch=batch, final=final)
+        work = partial(discard, sink=sink, batch=sink_batch, final=final)
         try:
-            with StateSession(self.options, f"abort {sink}/{batch}") as session:
+            with StateSession(self.options, f"abort {sink}/{sink_batch}") as session:
                 session.run_with_retries(work)
         except SqlQueueError as error:
-            log.warning("%s: batch %d: its chunks are left for now: %s", sink, batch, error)
+            log.warning("%s: batch %d: its chunks are left for now: %s", sink, sink_batch, error)
 
 
 def staged_in(messages: list[WriterCommitMessage | None]) -> list[Staged]:
-    """What the tasks staged, of what Spark carried to the driver."""
-    return [
-        each.staged for each in messages if isinstance(each, Written) and each.staged is not None
-    ]
+    """Return what the tasks staged, of what Spark carried to the driver."""
+    written = (message for message in messages if isinstance(message, Written))
+    return [message.staged for message in written if message.staged is not None]
 
 
 class BatchWriter(Writing, DataSourceArrowWriter):
@@ -166,41 +184,45 @@ class BatchWriter(Writing, DataSourceArrowWriter):
     def __init__(self, options: SinkOptions, schema: StructType, sender: str | None = None) -> None:
         """Begin. Spark pickles this object to the executors and back to the driver."""
         super().__init__(options, schema, sender)
-        named = options.txn_app_id is not None
-        if options.max_rate is not None and not named:
+        application = options.txn_app_id
+        if options.max_rate is not None and application is None:
             raise BadOption(
                 option="maxMessagesPerSecond",
                 found=str(options.max_rate),
                 expected="writeStream, or txnAppId and txnVersion: it paces batches, and df.write "
                 "is one batch",
             )
-        self.sink = f"{NAMED}{options.txn_app_id}" if named else f"{NAMELESS}{uuid.uuid4()}"
-        self.batch = options.txn_version or 0
+        if application is None:
+            self.sink = f"{NAMELESS_SINK}{uuid.uuid4()}"
+        else:
+            self.sink = f"{NAMED_SINK}{application}"
+        self.sink_batch = options.txn_version or 0
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage or send one task's rows."""
-        return self.send(iterator, self.sink, self.batch)
+        return self.send(iterator, self.sink, self.sink_batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
         """Drop what was staged. Some tasks may still run."""
-        self.discard(self.sink, self.batch, final=self.options.txn_app_id is None)
+        self.discard(self.sink, self.sink_batch, final=self.options.txn_app_id is None)
 
 
 class StreamWriter(Writing, DataSourceStreamArrowWriter):
-    """`df.writeStream`: the sink is the query's id, the batch is Spark's batch number."""
+    """`df.writeStream`: the sink is the query's id, and its batches have Spark's numbers."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage or send one task's rows of a micro-batch."""
-        batch = current_batch()
-        if batch.query_id is None or batch.number is None:
+        spark_batch = current_batch()
+        if spark_batch.query_id is None or spark_batch.number is None:
             # without them two queries would share a row of the dispatch log and lose messages
             raise SqlQueueError(
                 reason="Spark did not give this task its query and batch, so a stream cannot send "
                 "once. Use foreachBatch with txnAppId and txnVersion"
             )
-        return self.send(iterator, f"query:{batch.query_id}", batch.number)
+        return self.send(iterator, f"query:{spark_batch.query_id}", spark_batch.number)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
         """Drop what was staged. The next batch drops what this process does not know of."""
-        for sink, batch in {(each.sink, each.batch) for each in staged_in(messages)}:
-            self.discard(sink, batch, final=False)
+        aborted = {(staged.sink, staged.sink_batch) for staged in staged_in(messages)}
+        for sink, sink_batch in aborted:
+            self.discard(sink, sink_batch, final=False)

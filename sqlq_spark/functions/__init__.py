@@ -1,8 +1,8 @@
 """
 Column functions that read the headers of received messages, and that make messages to send.
 
-All are Spark expressions: no Python runs, no bad header raises an error, and the results do not
-depend on ANSI mode or the session time zone. `headers` of a function that reads is the column of a
+All are Spark expressions. No Python runs, and the results do not depend on ANSI mode or the session
+time zone. A bad header raises no error in a function that reads. Its `headers` is the column of a
 read, or its name: a map, or with `json=True` the text of `headersFormat=json`. Spark reads this
 text leniently: it ignores what follows the object, and gives a value that is not a string as JSON.
 Set the option `errorQueue` of the read to exclude such messages.
@@ -12,10 +12,10 @@ Set the option `errorQueue` of the read to exclude such messages.
 `received.select(*reply(…))`. The columns are `body`, `headers` (always JSON text, so that frames
 can be united) and, depending on the function, `queue`, `topics`, `id` and `delay`. They leave out
 `queue` and `seq` of the read, which say where a message came from. The sink adds MessageId,
-TimeSent, ReplyToAddress and the sender: OriginatingEndpoint, OriginatingMachine and a host id. The
-functions therefore compute the same result at each retry. The times of failures, retries and
-acknowledgements are `current_timestamp()`: in a stream the time of the batch, which a replay
-repeats.
+TimeSent, ReplyToAddress and the sender: OriginatingEndpoint, OriginatingMachine and a host id. So
+the functions compute the same result at each retry. The times of failures, retries and
+acknowledgements are `current_timestamp()`. In a stream that is the time of the batch, which a
+replay repeats.
 
 They share these parameters:
 
@@ -40,19 +40,18 @@ from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark.errors import BadFrame
 from sqlq_spark.functions.expressions import (
-    AUDIT,
-    EXCEPTION_TYPE,
-    FAILURE,
+    AUDIT_HEADERS,
+    FAILURE_HEADERS,
     RETRY_ID,
     RETRY_ID_FORM,
     RETRY_QUEUE,
     as_json,
     effect,
     failure_of,
-    full_name,
+    full_name_column,
     full_names,
-    of,
     present_values,
+    received_column,
     sent_on,
     values,
     wire_text,
@@ -91,7 +90,7 @@ __all__ = [
 
 def header(headers: Column | str, name: str, *, json: bool = False) -> Column:
     """
-    One header; null if it is missing, or if the headers are null or not a JSON object.
+    Return one header; null if it is missing, or if the headers are null or not a JSON object.
 
     `name` is any text, case-sensitive. If a name is there twice, the last value counts.
     """
@@ -100,7 +99,7 @@ def header(headers: Column | str, name: str, *, json: bool = False) -> Column:
 
 def message_types(headers: Column | str, *, json: bool = False) -> Column:
     """
-    Full names of a message's types, most derived first, as an array. They are its topics.
+    Return the full names of a message's types as an array, most derived first: its topics.
 
     Invalid names are left out. Null if the header is missing.
     """
@@ -109,45 +108,45 @@ def message_types(headers: Column | str, *, json: bool = False) -> Column:
 
 def message_type(headers: Column | str, *, json: bool = False) -> Column:
     """
-    Full name of the most derived type of a message: `Shop.Placed` of `Shop.Placed, Shop`.
+    Return the full name of a message's most derived type: `Shop.Placed` of `Shop.Placed, Shop`.
 
     A generic type keeps its arguments in brackets. Null if the header is missing, or does not begin
     with a type name.
     """
     text = header(headers, wire.ENCLOSED_MESSAGE_TYPES, json=json)
-    return full_name(F.substring_index(text, wire.SEPARATOR, 1))
+    return full_name_column(F.substring_index(text, wire.SEPARATOR, 1))
 
 
 def wire_time(text: Column | str) -> Column:
-    """Read `yyyy-MM-dd HH:mm:ss:ffffff Z` as a timestamp with microseconds; else null."""
-    # keeps the parts of a valid time, and nothing of any other text
+    """Read `yyyy-MM-dd HH:mm:ss:ffffff Z` as a timestamp with microseconds; null: other text."""
+    # this pattern keeps the parts of a valid time, and nothing of any other text
     valid = r"((?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}):([0-9]{6}) Z"
     # a cast, not a pattern, which depends on spark.sql.legacy.timeParserPolicy and may raise
     return F.regexp_replace(text, rf"(?s)\A(?:{valid}|.*)\z", "$1.$2Z").try_cast("timestamp_ltz")
 
 
 def time_sent(headers: Column | str, *, json: bool = False) -> Column:
-    """When a message was sent; null if the header is missing or cannot be read."""
+    """Return when a message was sent; null if the header is missing or cannot be read."""
     return wire_time(header(headers, wire.TIME_SENT, json=json))
 
 
 def deliver_at(headers: Column | str, *, json: bool = False) -> Column:
-    """When a delayed message was due; null if it was not delayed."""
+    """Return when a delayed message was due; null if it was not delayed."""
     return wire_time(header(headers, wire.DELIVER_AT, json=json))
 
 
 def audit(headers: Column | str = "headers", *, json: bool = False) -> list[Column]:
     """
-    Columns of an audited message's processing.
+    Return columns about the processing of an audited message.
 
     Returns:
         `processingStarted`, `processingEnded` (timestamps), `processingTime` (ended - started) and
         `criticalTime` (ended - sent, or ended - due if it was delayed), both double, in seconds;
         `processingEndpoint`, `conversationId` and `relatedTo`.
     """
-    conversation, related, endpoint, *times = values(headers, *AUDIT, json=json)
+    conversation, related, endpoint, *times = values(headers, *AUDIT_HEADERS, json=json)
     sent, due, started, ended = map(wire_time, times)
-    # not intervals, which few formats can store
+    # numbers, because few formats can store intervals
     last = F.unix_micros(ended)
     return [
         started.alias("processingStarted"),
@@ -162,12 +161,12 @@ def audit(headers: Column | str = "headers", *, json: bool = False) -> list[Colu
 
 def failure(headers: Column | str = "headers", *, json: bool = False) -> list[Column]:
     """
-    Columns of a failure, from a message of an error queue.
+    Return columns about the failure of a message in an error queue.
 
     Returns:
         `failedQueue` (where it came from), `exceptionType`, `exceptionMessage`, `timeOfFailure`.
     """
-    queue, kind, message, time = values(headers, *FAILURE, json=json)
+    queue, kind, message, time = values(headers, *FAILURE_HEADERS, json=json)
     return [
         queue.alias("failedQueue"),
         kind.alias("exceptionType"),
@@ -178,9 +177,10 @@ def failure(headers: Column | str = "headers", *, json: bool = False) -> list[Co
 
 def is_retried(headers: Column | str = "headers", *, json: bool = False) -> Column:
     """
-    Whether ServiceControl returned this message and waits for an acknowledgement; never null.
+    Return whether ServiceControl returned this message and waits for an acknowledgement.
 
-    It knows each message by a GUID. Headers with another id are not its own.
+    The result is never null. ServiceControl knows each message by a GUID. Headers with another id
+    are not its own.
     """
     retry, queue = values(headers, RETRY_ID, RETRY_QUEUE, json=json)
     return (retry.rlike(RETRY_ID_FORM) & (queue != "")).eqNullSafe(other=True)
@@ -265,14 +265,14 @@ def publish(
     Returns:
         `body`, `headers` and, if `message_type` is set, `topics`.
     """
-    made = effect("Publish", body, None, message_type, content_type, headers, received, json)
+    columns = effect("Publish", body, None, message_type, content_type, headers, received, json)
     if message_type is None:
-        return made
+        return columns
     if isinstance(message_type, str):
         topics = F.lit([*map(wire.full_name, wire.split_types(message_type))])
     else:
         topics = full_names(message_type)
-    return [*made, topics.alias("topics")]
+    return [*columns, topics.alias("topics")]
 
 
 def forward(
@@ -309,7 +309,7 @@ def return_to_source(*, received: str | None = None, json: bool = False) -> list
     Returns:
         `body`, `headers`, `id`, `queue`.
     """
-    source, exception = present_values(received, wire.FAILED_Q, EXCEPTION_TYPE, json=json)
+    source, exception = present_values(received, wire.FAILED_Q, returning.EXCEPTION_TYPE, json=json)
     body, headers, row, queue = sent_on(received, source, json=json, prefixes=wire.FAULT_PREFIXES)
     poison = F.format_string("message %s cannot be returned: " + returning.POISON, row)
     is_poison = exception.eqNullSafe(F.lit(wire.POISON_TYPE))
@@ -392,7 +392,7 @@ def retry_later(
         time: F.when(again, wire_text(F.current_timestamp())).otherwise(before),
         **{name: F.when(~again, value) for name, value in failed.items()},
     }
-    queue = F.when(again, of(received, "queue")).otherwise(F.lit(to).cast("string"))
+    queue = F.when(again, received_column(received, "queue")).otherwise(F.lit(to).cast("string"))
     later = F.when(again, F.lit(delay)).alias("delay")
     return [*sent_on(received, queue, json=json, added=added), later]
 
@@ -411,13 +411,17 @@ def acknowledge_retries(*, received: str | None = None, json: bool = False) -> l
     retry, queue = present_values(received, RETRY_ID, RETRY_QUEUE, json=json)
     other = F.format_string(
         "message %s was not returned by ServiceControl: select messages by where(is_retried())",
-        of(received, "id"),
+        received_column(received, "id"),
     )
-    made = {
+    acknowledgement = {
         "ServiceControl.Retry.Successful": wire_text(F.current_timestamp()),
         RETRY_ID: F.coalesce(
             F.when(queue.isNotNull() & retry.rlike(RETRY_ID_FORM), retry), F.raise_error(other)
         ),
         wire.CONTROL_MESSAGE: "True",
     }
-    return [F.lit(b"").alias("body"), as_json(made).alias("headers"), queue.alias("queue")]
+    return [
+        F.lit(b"").alias("body"),
+        as_json(acknowledgement).alias("headers"),
+        queue.alias("queue"),
+    ]

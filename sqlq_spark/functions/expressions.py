@@ -2,7 +2,7 @@
 What the functions of this package share: how headers are read, and how messages are made.
 
 Each expression uses the column of headers once if possible. Spark computes equal parts of a
-projection once, but not inside of a condition, where text would be parsed several times.
+projection once, but not inside of a condition. There it would parse a text several times.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Text: TypeAlias = "Column | str"
 
 # The strictest mode of Spark. With any option Spark parses the text once for all fields of a
 # struct, and without options once for each field. Spark's own limits are 20 million characters of a
-# value and 1000 digits of a number. A read has neither, so here the headers would be corrupt.
+# value and 1000 digits of a number. A read has no such limits, so headers that a read accepts would
+# be corrupt here.
 STRICT = {
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
@@ -37,19 +38,18 @@ STRICT = {
     "maxNumLen": "2147483647",
 }
 
-# The full name of a type, up to the first comma outside brackets, as in wire/headers.py, but
-# without backslashes. The quantifiers are possessive: a megabyte takes one pass and no stack.
+# The full name of a type, up to the first comma outside brackets, as in wire/headers.py. Only
+# backslashes are left out. The quantifiers are possessive: a megabyte takes one pass and no stack.
 FULL_NAME = r"(?s)\A\s*+([^,\[\]\\\x00-\x1f\x7f]++(?:\[.*\][^,\[\]]*+)?)(?:,.*)?\z"
 
-EXCEPTION_TYPE = returning.EXCEPTION_TYPE
 EXCEPTION_MESSAGE = f"{wire.EXCEPTION_INFO}Message"
 
-# of messages that ServiceControl returned; it knows each by a GUID
+# headers of a message that ServiceControl returned; it knows each message by a GUID
 RETRY_ID = "ServiceControl.Retry.UniqueMessageId"
 RETRY_ID_FORM = r"(?i)\A[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\z"
 RETRY_QUEUE = "ServiceControl.Retry.AcknowledgementQueue"
 
-AUDIT = (
+AUDIT_HEADERS = (
     wire.CONVERSATION_ID,
     wire.RELATED_TO,
     wire.PROCESSING_ENDPOINT,
@@ -58,12 +58,12 @@ AUDIT = (
     wire.PROCESSING_STARTED,
     wire.PROCESSING_ENDED,
 )
-FAILURE = (wire.FAILED_Q, EXCEPTION_TYPE, EXCEPTION_MESSAGE, wire.TIME_OF_FAILURE)
+FAILURE_HEADERS = (wire.FAILED_Q, returning.EXCEPTION_TYPE, EXCEPTION_MESSAGE, wire.TIME_OF_FAILURE)
 # The headers that the functions read. Each function reads all of them, so that the expressions are
 # equal and Spark parses a text once for all functions in one select.
-READ = (wire.ENCLOSED_MESSAGE_TYPES, *AUDIT, *FAILURE)
+READ_HEADERS = (wire.ENCLOSED_MESSAGE_TYPES, *AUDIT_HEADERS, *FAILURE_HEADERS)
 
-# what a message that is sent for a received one takes from it
+# headers that a message takes from the received one for which it is sent
 CAUSES = (
     wire.MESSAGE_ID,
     wire.CORRELATION_ID,
@@ -75,49 +75,49 @@ CAUSES = (
 TRACING = (wire.TRACE_PARENT, wire.TRACE_STATE, wire.BAGGAGE)
 
 
-def of(received: str | None, name: str) -> Column:
-    """One column of the received message."""
+def received_column(received: str | None, name: str) -> Column:
+    """Return one column of the received message."""
     return F.col(name if received is None else f"{received}.{name}")
 
 
 def values(headers: Text, *names: str, json: bool) -> list[Column]:
-    """Several headers; a text is parsed once for all of them."""
+    """Return several headers; a text is parsed once for all of them."""
     if not json:
         return [F.try_element_at(headers, F.lit(name)) for name in names]
-    fields = READ if {*names} <= {*READ} else names
-    # a struct, because in a map of from_json the first of two equal names is found
+    fields = READ_HEADERS if {*names} <= {*READ_HEADERS} else names
+    # a struct, because a map of from_json would give the first of two equal names
     kind = StructType([StructField(name, StringType()) for name in fields])
-    # this field would get the whole text if it is corrupt: no header may have its name
+    # Spark puts a corrupt text into the field of this name, so no header may have the name
     corrupt = {"columnNameOfCorruptRecord": "_" * (1 + max(map(len, fields)))}
     parsed = F.from_json(headers, kind, STRICT | corrupt)
     return [parsed.getField(name) for name in names]
 
 
 def present_values(received: str | None, *names: str, json: bool) -> list[Column]:
-    """Several headers; an empty one is null, because the transports treat it as missing."""
-    found = values(of(received, "headers"), *names, json=json)
-    return [F.nullif(value, F.lit("")) for value in found]
+    """Return several headers; an empty one is null: the transports treat it as missing."""
+    headers = received_column(received, "headers")
+    return [F.nullif(value, F.lit("")) for value in values(headers, *names, json=json)]
 
 
-def full_name(text: Column) -> Column:
-    """The full name of a type; null if it is invalid."""
+def full_name_column(text: Column) -> Column:
+    """Return the full name of a type; null if it is invalid."""
     return F.trim(F.get(F.regexp_extract_all(text, F.lit(FULL_NAME), F.lit(1)), 0))
 
 
 def full_names(text: Column) -> Column:
-    """The full names in an EnclosedMessageTypes header; invalid names are left out."""
-    return F.filter(F.transform(F.split(text, wire.SEPARATOR), full_name), F.isnotnull)
+    """Return the full names in a header EnclosedMessageTypes; invalid names are left out."""
+    return F.filter(F.transform(F.split(text, wire.SEPARATOR), full_name_column), F.isnotnull)
 
 
-def as_json(made: Mapping[str, object]) -> Column:
-    """Headers as text; null is left out."""
-    fields = (F.lit(value).alias(name) for name, value in made.items() if value is not None)
-    # a struct is faster than a map without nulls, also on the way through Arrow into the sink
+def as_json(headers: Mapping[str, object]) -> Column:
+    """Return headers as text; a null is left out."""
+    fields = (F.lit(value).alias(name) for name, value in headers.items() if value is not None)
+    # a struct: a map without nulls is slower, also on the way through Arrow into the sink
     return F.to_json(F.struct(*fields), {"ignoreNullFields": "true"})
 
 
 def wire_text(moment: Column) -> Column:
-    """A time as the headers have it, in every time zone of the session."""
+    """Return a time as headers have it, in each time zone of the session."""
     # without a pattern, which depends on spark.sql.legacy.timeParserPolicy
     since = F.unix_micros(moment) * F.expr("INTERVAL '0.000001' SECOND")
     text = (F.expr("TIMESTAMP_NTZ '1970-01-01'") + since).cast("string")
@@ -135,10 +135,17 @@ def sent_on(
     prefixes: Sequence[str] = (),
     added: Mapping[str, Column] | None = None,
 ) -> list[Column]:
-    """A received message without the headers that are named, and with others at their end."""
-    row, headers = of(received, "id"), of(received, "headers")
-    if added:  # of a failure, which replaces what an earlier one added
-        names, prefixes = (*added, wire.RETRIES, wire.FL_RETRIES), (wire.EXCEPTION_INFO,)
+    """
+    Return a received message to send on, without some of its headers, and with others.
+
+    Headers are left out by `names` and by `prefixes` of names. `added` are headers of a failure.
+    They come at the end, and replace those of an earlier failure.
+    """
+    row = received_column(received, "id")
+    headers = received_column(received, "headers")
+    if added:
+        names = (*added, wire.RETRIES, wire.FL_RETRIES)
+        prefixes = (wire.EXCEPTION_INFO,)
     if names or prefixes:
         if json:  # a name may be in the map twice, as in the text
             text = F.coalesce(F.nullif(headers, F.lit("")), F.lit("{}"))
@@ -162,7 +169,7 @@ def sent_on(
         row,
     )
     return [
-        F.coalesce(of(received, "body"), F.lit(b"")).alias("body"),
+        F.coalesce(received_column(received, "body"), F.lit(b"")).alias("body"),
         F.coalesce(headers, F.raise_error(corrupt)).alias("headers"),
         row.alias("id"),
         *queue_of(to),
@@ -170,7 +177,7 @@ def sent_on(
 
 
 def queue_of(to: Text | None) -> list[Column]:
-    """The column `queue` of a destination, if there is one."""
+    """Return the column `queue` of a destination; nothing where there is none."""
     return [] if to is None else [F.lit(to).alias("queue")]
 
 
@@ -184,7 +191,7 @@ def effect(  # noqa: PLR0917 - what reply, send and publish take
     received: str | None,
     json: bool,  # noqa: FBT001
 ) -> list[Column]:
-    """A message that is sent for a received one: a reply to its sender, another one to `to`."""
+    """Return a message that is sent for a received one: a reply to its sender, others to `to`."""
     if isinstance(message_type, str) and (reason := wire.types_problem(message_type)):
         raise BadFrame(
             done="sent",
@@ -194,25 +201,25 @@ def effect(  # noqa: PLR0917 - what reply, send and publish take
     own_id, correlation, conversation, address, saga, saga_type, *trace = present_values(
         received, *CAUSES, *TRACING, json=json
     )
-    message_id = F.coalesce(own_id, of(received, "id"))
-    made = {
+    message_id = F.coalesce(own_id, received_column(received, "id"))
+    new_headers = {
         wire.MESSAGE_INTENT: intent,
         wire.CORRELATION_ID: F.coalesce(correlation, message_id),
         wire.CONVERSATION_ID: conversation,
         wire.RELATED_TO: message_id,
     }
-    made |= zip(TRACING, trace, strict=True)
+    new_headers |= zip(TRACING, trace, strict=True)
     if intent == "Reply":
         to = address
-        made |= {wire.SAGA_ID: saga, wire.SAGA_TYPE: saga_type}
-    made |= {wire.ENCLOSED_MESSAGE_TYPES: message_type, wire.CONTENT_TYPE: content_type}
-    made |= headers or {}
+        new_headers |= {wire.SAGA_ID: saga, wire.SAGA_TYPE: saga_type}
+    new_headers |= {wire.ENCLOSED_MESSAGE_TYPES: message_type, wire.CONTENT_TYPE: content_type}
+    new_headers |= headers or {}
     whole = F.col(body) if isinstance(body, str) else body
-    return [whole.alias("body"), as_json(made).alias("headers"), *queue_of(to)]
+    return [whole.alias("body"), as_json(new_headers).alias("headers"), *queue_of(to)]
 
 
 def table_of(address: Column) -> Column:
-    """The table of a canonical address of any database; another text as it is."""
+    """Return the table of a canonical address of any database; another text as it is."""
     tables = []
     for names in DIALECTS.values():
         table = F.regexp_extract(address, names.table_in_address, 1)
@@ -231,19 +238,21 @@ def failure_of(  # noqa: PLR0917 - what fail and retry_later take
     endpoint: Text | None,
     received: str | None,
 ) -> dict[str, Column]:
-    """The headers of a failure, as rows of real endpoints have them."""
-    queue = of(received, "queue")
+    """Return the headers of a failure, as messages of endpoints have them."""
+    queue = received_column(received, "queue")
     if endpoint is None:
         endpoint = table_of(queue)
-    made = {
+    failure = {
         wire.PROCESSING_ENDPOINT: endpoint,
         **wire.host_headers(socket.gethostname()),
         wire.FAILED_Q: queue,
-        EXCEPTION_TYPE: exception_type,
+        returning.EXCEPTION_TYPE: exception_type,
         # as endpoints cut it
         EXCEPTION_MESSAGE: F.substring(F.lit(exception_message).cast("string"), 1, 16_384),
         f"{wire.EXCEPTION_INFO}Source": source,
         f"{wire.EXCEPTION_INFO}StackTrace": stack_trace,
         wire.TIME_OF_FAILURE: wire_text(F.current_timestamp()),
     }
-    return {name: F.lit(value).cast("string") for name, value in made.items() if value is not None}
+    return {
+        name: F.lit(value).cast("string") for name, value in failure.items() if value is not None
+    }

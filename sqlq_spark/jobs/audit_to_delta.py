@@ -19,7 +19,7 @@ from typing import Any
 
 from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
-    DatabaseSettings,
+    OneDatabaseSettings,
     StreamSettings,
     days,
     pairs,
@@ -47,21 +47,21 @@ HEADERS = {
 }
 COMPUTED = {
     "messageId": "coalesce(messageId, id)",
-    # earlier retries, by the endpoint or an operator
+    # Earlier retries, by the endpoint or by an operator.
     "delayedRetries": "try_cast(delayedRetries AS INT)",
     "immediateRetries": "try_cast(immediateRetries AS INT)",
     "retried": "retryId IS NOT NULL OR greatest(try_cast(delayedRetries AS INT), "
     "try_cast(immediateRetries AS INT), 0) > 0",
     "failed": "failedQueue IS NOT NULL OR exceptionType IS NOT NULL",
     "bodySize": "octet_length(body)",
-    # the UTC date of the processing, in any session time zone; never in the future
+    # The UTC date of the processing, whatever the session's time zone. It is never in the future.
     "date": "date_from_unix_date(CAST(floor("
     "unix_seconds(least(coalesce(processingEnded, timeSent), received)) / 86400) AS INT))",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(DatabaseSettings, StreamSettings):
+class AuditSettings(OneDatabaseSettings, StreamSettings):
     """What this job takes."""
 
     queue: str = setting("The audit queue.", default="audit")
@@ -79,17 +79,17 @@ class Settings(DatabaseSettings, StreamSettings):
     source: dict[str, str] = setting("More options of the data source.", pairs)
 
     def read(self) -> dict[str, str]:
-        """Options of the data source; headers are a map, because many columns read them."""
-        return self.raw_options("source", queue=self.queue, headersFormat="map")
+        """Return options of the data source. Headers are a map, because many columns read them."""
+        return self.raw_options("source", self, queue=self.queue, headersFormat="map")
 
 
-def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
+def run(spark: SparkSession, settings: AuditSettings) -> dict[str, Any]:
     columns = partial(audit_rows, body_limit=settings.body_limit)
     return table_writer.keep(spark, settings, columns, delete_old, "date")
 
 
 def audit_rows(received: DataFrame, body_limit: int | None) -> DataFrame:
-    """The table's columns, from those of a read; a missing header is null."""
+    """Make the table's columns of those of a read. The column of a missing header is null."""
     rows = received.select(
         *("id", "seq", "correlationId", "headers", "corruptHeaders", "body"),
         *(functions.header("headers", name).alias(column) for column, name in HEADERS.items()),
@@ -108,11 +108,11 @@ def audit_rows(received: DataFrame, body_limit: int | None) -> DataFrame:
     return made.withColumn("body", F.expr(f"if(bodySize <= {body_limit}, body, NULL)"))
 
 
-def delete_old(spark: SparkSession, settings: Settings) -> dict[str, int]:
+def delete_old(spark: SparkSession, settings: AuditSettings) -> dict[str, int]:
     """
-    Delete old rows in one commit; nothing without a table.
+    Delete old rows in one commit, if the table exists.
 
-    The date selects the partitions. It comes from an endpoint's clock, which may be wrong, so a row
+    The date selects the partitions. It comes from an endpoint's clock, which may be wrong. So a row
     also stays for this time after it was received.
     """
     if settings.retention_days is None or not streams.has_table(spark, settings.table):
@@ -122,4 +122,4 @@ def delete_old(spark: SparkSession, settings: Settings) -> dict[str, int]:
     return {"deletedMessages": streams.delete_rows(spark, settings.table, old)}
 
 
-main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel
+main = runner.Job(__doc__, AuditSettings, run)  # the entry point of the wheel

@@ -1,5 +1,5 @@
 """
-Typed columns from JSON bodies, by schemas in Spark's DDL.
+Makes typed columns of JSON bodies, by schemas in Spark's DDL.
 
 A body fits its schema if it is one JSON object, each field has the type of its column, and each
 column that is NOT NULL has a value. A field without a column is ignored. A leading byte order mark
@@ -24,31 +24,34 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-UNFIT = "unfitBody"  # a column of the stream: the name of the schema that a body does not fit
+# The column of the stream that names the schema that a body does not fit.
+UNFIT_BODY = "unfitBody"
 EXCEPTION = "sqlq_spark.UnfitBody"
-BODY, CORRUPT = "body", "corrupt"  # fields of the object around a body
-# An exponent that no double has. For a DECIMAL Spark writes out such a number before it checks the
-# precision: 30 s for 1e3000000, and for 1e100000000 more than anyone waited.
+# Fields of the object around a body.
+BODY = "body"
+CORRUPT = "corrupt"
+# An exponent that no double has. For a DECIMAL Spark writes out all digits of such a number before
+# it checks the precision. That took 30 s for 1e3000000, and did not end for 1e100000000.
 HUGE = "([0-9.][eE])([+-]?[0-9]{4})"
-# the body without a byte order mark
+# The body without a byte order mark.
 TEXT = "ltrim('\ufeff', CAST(body AS STRING))"
 UTF8 = "is_valid_utf8(CAST(body AS STRING))"
-# at most one JSON value if nothing follows its first value
+# Whether the text is at most one JSON value: nothing may follow its first value.
 ONE_VALUE = f"{UTF8} AND json_array_length(concat('[', {TEXT}, ']')) = 1"
 
 
 class Schema(NamedTuple):
     """The columns of a body."""
 
-    types: tuple[str, ...]  # the message types that have it; none: all messages
+    types: tuple[str, ...]  # the message types that have it; empty: all messages
     columns: StructType
     names: dict[str, str]  # field → the table's column
-    name: str  # of the stream's column that holds the parsed bodies
+    name: str  # the stream's column that holds the parsed bodies
 
 
 def add_columns(frame: DataFrame, schemas: Sequence[Schema]) -> DataFrame:
     """
-    Add the parsed bodies and UNFIT to the rows of a stream.
+    Add the parsed bodies and UNFIT_BODY to the rows of a stream.
 
     A parsed body is null for a message of another type, or if it is not one value.
     """
@@ -63,14 +66,14 @@ def add_columns(frame: DataFrame, schemas: Sequence[Schema]) -> DataFrame:
         body = F.when(applies & F.expr(ONE_VALUE), parse_safely(each.columns))
         parsed.append(body.alias(each.name))
         unfit.append(F.when(applies & ~F.expr(" AND ".join(rules)), each.name))
-    return frame.select("*", *parsed).select("*", F.coalesce(*unfit).alias(UNFIT))
+    return frame.select("*", *parsed).select("*", F.coalesce(*unfit).alias(UNFIT_BODY))
 
 
 def reason(schema: Schema) -> Column:
     """
-    Why a body does not fit a schema: the fields of another type, or else those that are missing.
+    Return why a body does not fit a schema: fields of another type, or else missing fields.
 
-    Null for a message of another schema.
+    The reason is null for a message of another schema.
     """
     body = F.col(schema.name)[BODY]
     wrong = [
@@ -86,7 +89,7 @@ def reason(schema: Schema) -> Column:
     ]
     kinds, nulls = (F.nullif(F.concat_ws(", ", *each), F.lit("")) for each in (wrong, absent))
     return F.when(
-        F.col(UNFIT) == schema.name,
+        F.col(UNFIT_BODY) == schema.name,
         F.when(F.expr("coalesce(octet_length(body), 0) = 0"), "the body is empty")
         .when(~F.expr(UTF8), "the body is not UTF-8")
         .when(
@@ -100,10 +103,10 @@ def reason(schema: Schema) -> Column:
 
 def parse_safely(columns: StructType) -> Column:
     """
-    As from_json, but no number of a DECIMAL keeps Spark busy.
+    Parse a body as `from_json` does, but let no number for a DECIMAL keep Spark busy.
 
-    Without HUGE numbers a body is parsed first. If it fits, they are in texts only, none of which
-    is for a DECIMAL. So the body as it was is parsed then.
+    A body with HUGE numbers is first parsed without them. If it fits then, the numbers are only in
+    texts, and none is for a DECIMAL. So it is safe to parse the unchanged body.
     """
     text = F.expr(TEXT)
     if "decimal(" not in columns.simpleString():
@@ -117,7 +120,7 @@ def parse_safely(columns: StructType) -> Column:
 
 
 def from_json(columns: StructType, text: Column) -> Column:
-    """The body in an object: the struct `body`, and `corrupt`, which is null if all was parsed."""
+    """Parse a body inside an object: `body` is the struct, `corrupt` is null if all was parsed."""
     around = StructType([StructField(BODY, columns), StructField(CORRUPT, StringType())])
     wrapped = F.concat(F.lit(f'{{"{BODY}":'), text, F.lit("}"))
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT, "timeZone": "UTC"}
@@ -126,9 +129,17 @@ def from_json(columns: StructType, text: Column) -> Column:
 
 def find_required(kind: DataType, value: str, path: str = "") -> list[tuple[str, str]]:
     """
-    The fields that are NOT NULL, also in structs, arrays and maps: path, and an SQL test for null.
+    Find the fields that are NOT NULL, also in structs, arrays and maps.
 
-    `from_json` makes all fields nullable. `value` is an SQL expression of this kind.
+    They are needed because `from_json` makes all fields nullable.
+
+    Args:
+        kind: the type of the value.
+        value: an SQL expression of this type.
+        path: the names of the fields around it.
+
+    Returns:
+        The path of each field, and an SQL test whether it is null.
     """
     if isinstance(kind, StructType):
         found = []

@@ -21,7 +21,7 @@ from typing import Any
 from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
     BadSettings,
-    DatabaseSettings,
+    OneDatabaseSettings,
     Opened,
     StreamSettings,
     pairs,
@@ -46,7 +46,7 @@ NOT_OURS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(DatabaseSettings, StreamSettings):
+class DeltaToQueueSettings(OneDatabaseSettings, StreamSettings):
     """What this job takes."""
 
     table: str = setting("The Delta table: a name, or a path, with a slash in it.")
@@ -77,16 +77,16 @@ class Settings(DatabaseSettings, StreamSettings):
 
     def __post_init__(self) -> None:
         """Reject unknown message columns, and options that would send rows again."""
-        for each in self.delta:
-            if each.lower() in NOT_OURS:
-                raise BadSettings(reason=f"setting {each} in [delta]: {NOT_OURS[each.lower()]}")
-        for each in self.columns:
-            if each not in WRITTEN:
+        for name in self.delta:
+            if name.lower() in NOT_OURS:
+                raise BadSettings(reason=f"setting {name} in [delta]: {NOT_OURS[name.lower()]}")
+        for name in self.columns:
+            if name not in WRITTEN:
                 known = ", ".join(WRITTEN)
-                raise BadSettings(reason=f"setting {each} in [columns]: expected one of {known}")
+                raise BadSettings(reason=f"setting {name} in [columns]: expected one of {known}")
 
     def write(self) -> dict[str, str]:
-        raw = self.raw_options("sink", queue=self.queue, topics=self.topics)
+        raw = self.raw_options("sink", self, queue=self.queue, topics=self.topics)
         return {"contentType": "application/json", **raw}
 
     def options(self) -> Opened:
@@ -96,23 +96,23 @@ class Settings(DatabaseSettings, StreamSettings):
         return True
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The messages to send, as a stream."""
+        """Return the messages to send, as a stream."""
         feed = self.changes == "feed"
         reader = spark.readStream.options(**self.delta, readChangeFeed=feed)
         rows = streams.read_table(reader, self.table).where(self.where or "true")
         if feed:
-            rows = rows.where("_change_type <> 'update_preimage'")  # the state before an update
+            rows = rows.where("_change_type <> 'update_preimage'")  # the row before an update
         columns = {"body": "to_json(struct(*))", **self.columns}
         return rows.select(*(F.expr(text).alias(name) for name, text in columns.items()))
 
 
-def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
+def run(spark: SparkSession, settings: DeltaToQueueSettings) -> dict[str, Any]:
     options = settings.write()
-    streams.bind(spark, settings.checkpoint, SinkOptions.parse(options))
+    streams.bind_checkpoint(spark, settings.checkpoint, SinkOptions.parse(options))
     writer = settings.frame(spark).writeStream.format("sqlqueue").options(**options)
     with streams.sigterm() as asked:
         tally = streams.watch(streams.start(writer, settings), asked)
     return {"messages": tally.messages, "batches": tally.batches}
 
 
-main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel
+main = runner.Job(__doc__, DeltaToQueueSettings, run)  # the entry point of the wheel

@@ -36,12 +36,12 @@ from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from sqlq_spark.admin import failed_messages
+from sqlq_spark.admin import return_to_source
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
     BadSettings,
-    DatabaseSettings,
+    OneDatabaseSettings,
     Opened,
     StreamSettings,
     days,
@@ -68,10 +68,10 @@ with suppress(ImportError):  # the runner says what to install
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-# `   at Shop.Sales.Handle(Order order) in C:\Shop.cs:line 42`: the part up to the parenthesis.
-# A line ends at \n alone, (?d), and no part of a frame contains the end of a line, of any kind. The
-# quantifiers are possessive. So each character of a text is read a constant number of times. With
-# Java's own ends of lines, 80,000 of U+2028 took 48 s.
+# A frame of a stack, as `   at Shop.Sales.Handle(Order order) in C:\Shop.cs:line 42`, up to the
+# closing parenthesis. With (?d) only \n ends a line, and no part of a frame contains any end of a
+# line. The quantifiers are possessive. So each character of a text is read a constant number of
+# times. With Java's own ends of lines, a text of 80,000 times U+2028 took 48 s.
 ENDS = r"\r\n\x0b\f\u0085\u2028\u2029"
 FRAME = rf"(?md)^[ \t]++[^\s({ENDS}]++[ \t]++([^\s({ENDS}][^({ENDS}]*+\([^){ENDS}]*+\))"
 GUID = r"(?i)[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
@@ -79,11 +79,12 @@ NUMBERED = r"(?<=__|DisplayClass)[0-9]++(?:_[0-9]++)*+"  # as in <Handle>d__5, D
 ADDRESS = r"0x[0-9a-fA-F]++"
 QUOTED = r"\"[^\"]*+\"|'[^']*+'"
 NUMBER = r"[0-9]++"
-LONGEST_TEXT = 64 << 10  # characters of a stack trace or a message in which patterns are looked for
+# Patterns are looked for in this many characters of a stack trace or a message.
+LONGEST_TEXT = 64 << 10
 
-# when a message failed; without such a header, when it was collected
+# The time when a message failed. Without such a header it is the time when it was collected.
 SEEN = "coalesce(timeOfFailure, collected)"
-MOST_QUEUES = failed_messages.MOST_SOURCES  # to which a run returns
+MOST_QUEUES = return_to_source.MOST_SOURCES  # to which a run returns messages
 IS_POISON = f"exceptionType <=> '{wire.POISON_TYPE}'"
 COLUMNS = (
     "id AS failureId",
@@ -115,7 +116,7 @@ GROUPS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(DatabaseSettings, StreamSettings):
+class TriageSettings(OneDatabaseSettings, StreamSettings):
     """What this job takes."""
 
     error_queue: str = setting("The error queue.")
@@ -156,14 +157,16 @@ class Settings(DatabaseSettings, StreamSettings):
 
     def read(self) -> dict[str, str]:
         """
-        Options of the read.
+        Return options of the read.
 
-        What streams move here because of its headers must not stop this job, which has no error
-        queue. It parses no headers in a transaction, so they need no limit of their own.
+        Streams move messages with long headers to this queue. They must not stop this job, which
+        has no error queue. It parses no headers in a transaction, so headers need no limit here
+        beside that of the whole message.
         """
         given = {name.lower(): text for name, text in self.source.items()}
         return self.raw_options(
             "source",
+            self,
             queue=self.error_queue,
             headersFormat="json",
             maxHeaderBytes=given.get("maxmessagebytes", str(SourceOptions.max_message_bytes)),
@@ -171,9 +174,10 @@ class Settings(DatabaseSettings, StreamSettings):
         )
 
     def write(self, request: str) -> dict[str, str]:
-        """Options of the sink; a request is sent only once."""
+        """Return options of the sink, by which a request is sent only once."""
         return self.raw_options(
             "sink",
+            self,
             asReceived=True,
             delivery="exactlyOnce",
             transactionMode=None,
@@ -197,13 +201,13 @@ class Settings(DatabaseSettings, StreamSettings):
         return self.mode == "retry"
 
 
-def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
+def run(spark: SparkSession, settings: TriageSettings) -> dict[str, Any]:
     if settings.mode == "retry":
         return retry(spark, settings)
     return table_writer.keep(spark, settings, failures, tidy)
 
 
-def retry(spark: SparkSession, settings: Settings) -> dict[str, Any]:
+def retry(spark: SparkSession, settings: TriageSettings) -> dict[str, Any]:
     """Finish the requests of earlier runs, then return the chosen failures."""
     if not has_table(spark, settings.table):
         raise BadSettings(
@@ -218,14 +222,15 @@ def retry(spark: SparkSession, settings: Settings) -> dict[str, Any]:
     return {**work.totals, **found, "found": any(found.values())}
 
 
-def tidy(spark: SparkSession, settings: Settings) -> dict[str, int]:
+def tidy(spark: SparkSession, settings: TriageSettings) -> dict[str, int]:
     """
     Delete settled failures that are old, and overwrite the table of groups, each in one commit.
 
-    A failure is settled once it is marked as returned. One that waits for a decision, or has a
-    request that is not finished, stays.
+    A failure is settled once it is marked as returned. A failure that waits for a decision stays,
+    and so does one with a request that is not finished.
     """
-    done, table = dict[str, int](), settings.table
+    done: dict[str, int] = {}
+    table = settings.table
     if not has_table(spark, table):
         return done
     if settings.retention_days is not None:
@@ -244,18 +249,20 @@ def tidy(spark: SparkSession, settings: Settings) -> dict[str, int]:
 
 def digest() -> Column:
     """
-    The digest of a failure, 16 hexadecimal digits; never null.
+    Return the digest of a failure: 16 hexadecimal digits, never null.
 
     It is computed from the exception's type and stack trace. It leaves out what differs between
     failures or builds: line numbers, files, addresses, guids, numbers from the compiler and
     translated words. Without a stack trace the message is used, without numbers and quoted text.
-    Of either text the first LONGEST_TEXT characters count.
+    Only the first LONGEST_TEXT characters of either text are read.
 
-    These are Spark expressions. None raises an error, and each takes one pass.
+    The digest is made of Spark expressions. None of them raises an error, and each reads its text
+    once.
     """
     _, kind, text, _ = functions.failure(json=True)
-    trace = functions.header("headers", f"{wire.EXCEPTION_INFO}StackTrace", json=True)
-    trace, message = (F.substring(each, 1, LONGEST_TEXT) for each in (trace, text))
+    whole_trace = functions.header("headers", f"{wire.EXCEPTION_INFO}StackTrace", json=True)
+    trace = F.substring(whole_trace, 1, LONGEST_TEXT)
+    message = F.substring(text, 1, LONGEST_TEXT)
     frames = F.regexp_extract_all(trace, F.lit(FRAME), F.lit(1))
     stack = F.nullif(mask(F.array_join(frames, "\n"), GUID, ADDRESS, NUMBERED), F.lit(""))
     plain = mask(message, GUID, QUOTED, ADDRESS, NUMBER)
@@ -264,7 +271,7 @@ def digest() -> Column:
 
 
 def mask(text: Column, *patterns: str) -> Column:
-    """Replace what matches a pattern by #."""
+    """Replace each part of a text that matches a pattern by #."""
     for pattern in patterns:
         text = F.regexp_replace(text, pattern, "#")
     return text
@@ -272,14 +279,15 @@ def mask(text: Column, *patterns: str) -> Column:
 
 def failures(received: DataFrame) -> DataFrame:
     """
-    Messages of an error queue, as rows of a table of failures.
+    Make rows of a table of failures of the messages of an error queue.
 
     Args:
         received: a read with headersFormat=json.
 
     Returns:
-        Headers, body, and columns of the failure. `failedQueue` is null for poison messages: Spark
-        can read some headers that an endpoint cannot, and would return them as a different message.
+        Headers, body, and columns of the failure. `failedQueue` is null for a poison message,
+        because Spark can read some headers that an endpoint cannot. It would return them as a
+        different message.
         `request` and `returned` are null until the message is returned.
     """
     is_readable = F.udf(lambda text: parse_headers(text) is not None, "boolean", useArrow=False)
@@ -297,9 +305,13 @@ def failures(received: DataFrame) -> DataFrame:
 
 
 class Retry:
-    """Returns the failures of one table, and counts them in `totals` and, by reason, `staying`."""
+    """
+    Returns the failures of one table.
 
-    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+    `totals` counts those that were returned, and `staying` by the reason those that were not.
+    """
+
+    def __init__(self, spark: SparkSession, settings: TriageSettings) -> None:
         self.spark = spark
         self.settings = settings
         self.totals = Counter(returned=0, resumed=0, freed=0)
@@ -318,7 +330,7 @@ class Retry:
         Finish the requests of earlier runs. If one cannot be finished, the others still are.
 
         Raises:
-            BadSettings: a request to give up is not pending; none was given up.
+            BadSettings: a request to give up is not pending. Then no request was given up.
         """
         pending = self.pending()
         if strange := sorted({*self.settings.give_up} - {*pending}):
@@ -330,23 +342,28 @@ class Retry:
             self.finish(request, "resumed")
 
     def missing(self) -> list[str]:
-        """The chosen groups and ids that no failure of the table has."""
+        """Return the chosen groups and ids that no failure of the table has."""
         chosen = {*self.settings.groups, *self.settings.ids}
         names = F.explode(F.array("digest", "failureId", "messageId")).alias("name")
         found = self.rows.select(names).where(among("name", chosen)).distinct().collect()
         return sorted(chosen - {name for (name,) in found})
 
     def stay(self, reason: str, messages: int) -> None:
-        """Count failures that stay; senders choose what a reason quotes."""
-        if reason not in self.staying and len(self.staying) >= failed_messages.MOST_REASONS:
-            reason = failed_messages.OTHERS
+        """
+        Count failures that stay.
+
+        Senders choose the texts that a reason quotes. So beyond a limit the reasons are not kept.
+        """
+        if reason not in self.staying and len(self.staying) >= return_to_source.MOST_REASONS:
+            reason = return_to_source.OTHER_GROUPS
         self.staying[reason] += messages
 
     def do(self, limit: int | None) -> None:
         """
         Return the chosen failures: those of some groups, or with some ids of messages or failures.
 
-        At most `limit`, the oldest first, with those that were resumed; None: all.
+        At most `limit` failures are returned, the oldest first. Those that this run resumed count
+        too. Without a limit all are returned.
         """
         left = "ALL" if limit is None else max(0, limit - self.totals["resumed"])
         groups, ids = among("digest", self.settings.groups), self.settings.ids
@@ -364,12 +381,12 @@ class Retry:
                 elif len(there) < MOST_QUEUES:
                     there[text] = found[text]
                 else:
-                    self.stay(failed_messages.TOO_MANY, messages)
+                    self.stay(return_to_source.TOO_MANY, messages)
         if there and left:
             request = str(uuid.uuid4())
             in_log(self.settings.write(request), dispatch.open_request)
             key, table = "errorQueue, seq, failureId", quote_table(self.settings.table)
-            # a newer commit may leave fewer
+            # A newer commit of the table may have left fewer rows to choose.
             merge = (
                 f"MERGE INTO {table} AS t USING (SELECT DISTINCT {key} FROM (SELECT {key} "  # noqa: S608 - by `literal`
                 f"FROM {table} WHERE {wanted} AND {among('failedQueue', there)} "
@@ -385,8 +402,8 @@ class Retry:
         """
         Send the failures of a request, unless they were sent, and mark them.
 
-        They stay if one of its queues no longer exists, or the dispatch log does not have it. If
-        the request was given up, they can be chosen again.
+        The failures stay if one of the request's queues no longer exists, or if the dispatch log
+        does not have the request. If the request was given up, they can be chosen again.
         """
         which = f"request = {literal(request)} AND returned IS NULL"
         counted = dict(chain.from_iterable(map(dict.items, by_queue(self.rows.where(which)))))
@@ -394,13 +411,13 @@ class Retry:
         if not messages:
             return
         state = in_log(sink, dispatch.read_state)
-        if state == dispatch.UNKNOWN:
+        if state == dispatch.REQUEST_UNKNOWN:
             stuck = (
                 "the dispatch log does not have it. It was begun in another database or "
                 "stateSchema, and may have been sent there. "
                 "Set the url and the [sink] with which it was begun"
             )
-        elif state == dispatch.OPEN:
+        elif state == dispatch.REQUEST_OPEN:
             if request in self.settings.give_up:
                 in_log(sink, dispatch.give_up)
             else:
@@ -411,12 +428,12 @@ class Retry:
             reason = f"{what}. The next run then finishes it, and sends nothing twice."
             self.stay(reason, messages)
             return
-        given_up = state == dispatch.GIVEN_UP
+        given_up = state == dispatch.REQUEST_GIVEN_UP
         self._update(which, "request = NULL" if given_up else "returned = now()")
         self.totals["freed" if given_up else total] += messages
 
     def send(self, request: str, rows: DataFrame, counted: Iterable[str | None]) -> str:
-        """Send the failures of a request, only once; returns why that is not possible, or ""."""
+        """Send the failures of a request once; return why that is not possible, or ""."""
         there, reasons = self.sources(counted)
         if reasons:
             found = "; ".join(sorted(set(reasons.values()))).rstrip(".")
@@ -430,20 +447,26 @@ class Retry:
         return ""
 
     def sources(self, texts: Iterable[str | None]) -> tuple[dict[str, str], dict[str, str]]:
-        """The canonical addresses of failed queues, and the reasons why others have none."""
+        """
+        Find the canonical addresses of failed queues.
+
+        Returns:
+            By the text in the header, the addresses of queues that can be sent to; and the reasons
+            why messages cannot be sent to the others.
+        """
         source = SourceOptions.parse(self.settings.read()).address
-        # whom the write trusts, whose rows name the queues
+        # The rows name the queues, so the trust of the write decides.
         options = SinkOptions.parse(self.settings.write("check"))
         with Session(options, "triage") as session:
             connection = session.open()
             wanted = [text for text in texts if text]
-            found = failed_messages.sources(connection, source, wanted)
+            found = return_to_source.find_sources(connection, source, wanted)
             there, reasons = dict[str, str](), dict[str, str]()
-            for text, each in found.items():
-                if isinstance(each, str):
-                    reasons[text] = each
+            for text, place in found.items():
+                if isinstance(place, str):
+                    reasons[text] = place
                 else:
-                    there[text] = connection.canonical(each)
+                    there[text] = connection.canonical(place)
             return there, reasons
 
     def _update(self, which: str, change: str) -> None:
@@ -458,18 +481,20 @@ def by_queue(failures: DataFrame) -> Iterator[dict[str | None, int]]:
     A text that is longer than any address is cut.
     """
     queue = F.substring("failedQueue", 1, LONGEST_ADDRESS + 1).alias("queue")
-    rows = failures.groupBy(queue).count().coalesce(1).toLocalIterator()  # a job a partition
+    rows = (
+        failures.groupBy(queue).count().coalesce(1).toLocalIterator()
+    )  # it runs a job for each partition
     while page := list(islice(rows, MOST_QUEUES)):
         yield dict(page)
 
 
 def literal(value: str) -> str:
-    """Any text as an SQL literal, because Delta's UPDATE takes no parameters."""
+    """Return any text as an SQL literal, because Delta's UPDATE takes no parameters."""
     return f"decode(unhex('{value.encode().hex()}'), 'UTF-8')"
 
 
 def among(column: str, values: Iterable[str]) -> str:
-    """The condition that a column has one of the texts."""
+    """Return the condition that a column has one of the texts."""
     listed = ", ".join(map(literal, values))
     return f"{column} IN ({listed})" if listed else "false"
 
@@ -481,7 +506,8 @@ def in_log(sink: Mapping[str, str], work: Callable[..., Any]) -> Any:  # noqa: A
     """Read or change a request in the dispatch log, by the options of the write that sends it."""
     options = SinkOptions.parse(sink)
     with StateSession(options, "triage") as session:
-        return session.run_with_retries(partial(work, sink=f"{dispatch.NAMED}{options.txn_app_id}"))
+        sink_name = f"{dispatch.NAMED_SINK}{options.txn_app_id}"
+        return session.run_with_retries(partial(work, sink=sink_name))
 
 
-main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel
+main = runner.Job(__doc__, TriageSettings, run)  # the entry point of the wheel

@@ -24,27 +24,28 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark import errors
-from sqlq_spark.admin import checks, inspect, purge
-from sqlq_spark.admin.problems import Finding, Severity, unreadable
+from sqlq_spark.admin import doctor, purge, state_tables
+from sqlq_spark.admin.queue_checks import Finding, unreadable
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.database.trust import READ, look
+from sqlq_spark.database.trust import READ, look_at_tables
 from sqlq_spark.jobs import runner
-from sqlq_spark.jobs.settings import DatabaseSettings, Opened, days, pairs, setting
+from sqlq_spark.jobs.settings import OneDatabaseSettings, Opened, days, pairs, setting
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
-from sqlq_spark.send.delayed import Mover
+from sqlq_spark.receive.due import Mover
 from sqlq_spark.send.dispatch import delete_abandoned
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sqlq_spark.database import Connection
+    from sqlq_spark.database.blockers import Severity
     from sqlq_spark.wire.address import QueueAddress
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(DatabaseSettings):
+class MaintenanceSettings(OneDatabaseSettings):
     """What this job takes."""
 
     queues: str | None = setting(
@@ -59,17 +60,17 @@ class Settings(DatabaseSettings):
 
     @property
     def database(self) -> DatabaseOptions:
-        """The options of the database, and of the named queues if there are any."""
+        """Return the options of the database, and of the named queues if there are any."""
         kind = SourceOptions if self.queues else DatabaseOptions
-        return kind.parse(self.raw_options("source", queues=self.queues))
+        return kind.parse(self.raw_options("source", self, queues=self.queues))
 
     def options(self) -> Opened:
-        """What a dry run looks at: the named queues."""
+        """Return what a dry run looks at: the named queues."""
         database = self.database
         return [database] if isinstance(database, SourceOptions) else []
 
 
-def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
+def run(_: SparkSession | None, settings: MaintenanceSettings) -> dict[str, Any]:
     """
     Do the steps, one after the other.
 
@@ -90,7 +91,7 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
                 if named or isinstance(error, errors.ConnectionLost):
                     raise
                 fix = "fix the queue, or list the queues to maintain in the setting queues"
-                # anybody who may write a stream's row can name another owner's queue
+                # Anybody who may write a stream's row can name another owner's queue.
                 refused = isinstance(error, errors.TableRefused)
                 severity: Severity = "warning" if refused else "error"
                 finding = Finding(
@@ -102,8 +103,8 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
                 )
                 findings.append(finding)
         work = partial(keep_state, days=settings.receipts_days)
-        receipts = [] if repeat(checks.of_state) else repeat(work)
-        check = partial(checks.run_all_checks, queues=[*queues])
+        receipts = [] if repeat(doctor.of_state) else repeat(work)
+        check = partial(doctor.run_all_checks, queues=[*queues])
         findings += repeat(partial(check, unnamed=() if named else queues))
     for finding in findings:
         fix = " ".join(finding.fix_lines)
@@ -118,21 +119,21 @@ def run(_: SparkSession | None, settings: Settings) -> dict[str, Any]:
 
 
 def choose_queues(
-    connection: Connection, settings: Settings
+    connection: Connection, settings: MaintenanceSettings
 ) -> tuple[dict[QueueAddress, str], list[Finding]]:
     """
-    Choose the named queues, or those of all streams; without state tables there are none.
+    Choose the named queues, or those of all streams. Without state tables there are none.
 
     Returns:
-        The queues that exist, with their names for people; and findings, for a stream's queue that
-        does not exist or is no address.
+        The queues that exist, with their names for people; and a finding for each stream's queue
+        that does not exist, or whose name is no address.
     """
     options = settings.database
     if isinstance(options, SourceOptions):
         return dict.fromkeys(options.addresses, ""), []
     there: dict[QueueAddress, str] = {}
-    queues, findings = checks.queues_of_streams(connection, [connection.state])
-    found, _ = look(connection, queues, READ)
+    queues, findings = doctor.queues_of_streams(connection, [connection.state])
+    found, _ = look_at_tables(connection, queues, READ)
     for queue in queues:
         where = connection.printed(queue)
         if queue in found:
@@ -143,26 +144,33 @@ def choose_queues(
     return there, findings
 
 
-def maintain(connection: Connection, queue: QueueAddress, settings: Settings) -> dict[str, int]:
-    """Do the steps on a queue, a batch a transaction; a lost answer loses only their counts."""
-    expired, moved = sum(purge.purge_expired(connection, queue)), 0
+def maintain(
+    connection: Connection, queue: QueueAddress, settings: MaintenanceSettings
+) -> dict[str, int]:
+    """
+    Delete the expired messages of a queue and move its due ones, each batch in a transaction.
+
+    If the answer of the server is lost, only the counts are lost.
+    """
+    expired = sum(purge.purge_expired(connection, queue))
+    moved = 0
     mover = Mover(queue, settings.database)
     if connection.columns(mover.delayed):
         moved = mover.move_all(connection).messages
     return {"expired": expired, "moved": moved}
 
 
-def keep_state(connection: Connection, *, days: float) -> list[inspect.Stream]:
+def keep_state(connection: Connection, *, days: float) -> list[state_tables.Stream]:
     """
-    Delete what killed writes left, if this login may.
+    Delete what killed writes left, if this login may do that.
 
     Returns:
-        Streams that hold receipts and gave no sign for so many days.
+        The streams that hold receipts and were not seen for so many days.
     """
     with suppress(errors.RightMissing), transaction(connection):
         delete_abandoned(connection)
     with transaction(connection):
-        return inspect.unseen_streams(connection, days * 86_400)
+        return state_tables.unseen_streams(connection, days * 86_400)
 
 
-main = runner.Job(__doc__, Settings, run, spark=False)  # the entry point of the wheel
+main = runner.Job(__doc__, MaintenanceSettings, run, spark=False)  # the entry point of the wheel

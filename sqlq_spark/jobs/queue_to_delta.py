@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
-    LOGIN,
+    LOGIN_OPTIONS,
     BadSettings,
-    DatabaseSettings,
+    OneDatabaseSettings,
     Opened,
     StreamSettings,
     pairs,
@@ -49,16 +49,18 @@ with suppress(ImportError):  # the runner says what to install
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# options of the read and the sinks
-SHARED = (*LOGIN, "trustedOwners", "allowedDestinations", "queryTimeout", "stateSchema")
-LONGEST_TYPE = 1000  # characters; a longer type gets no table of its own
-OTHER = "other"  # the table of the types without their own
+# Options that the read and the sinks have in common.
+SHARED = (*LOGIN_OPTIONS, "trustedOwners", "allowedDestinations", "queryTimeout", "stateSchema")
+# A message type with a longer name gets no table of its own.
+LONGEST_TYPE = 1000  # characters
+OTHER = "other"  # the table of the types that have no table of their own
 STEM = 60  # the last characters of a type's name that its table's name contains
-MOST_TYPES = 50  # of a batch that get a table, beside those that the settings name
+# Types of a batch that get a table of their own, beside those that the settings name.
+MOST_TYPES = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(DatabaseSettings, StreamSettings):
+class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
     """What this job takes."""
 
     queues: str = setting("The queues, separated by commas.")
@@ -117,30 +119,33 @@ class Settings(DatabaseSettings, StreamSettings):
 
     @cached_property
     def ddl(self) -> dict[str, str]:
-        """The schemas: full name of a message type, or "" for all messages → DDL."""
+        """Return the schemas: full name of a message type, or "" for all messages → DDL."""
         given = self.schemas if self.schema is None else {"": self.schema}
-        return {each: read_ddl(each, text) for each, text in given.items()}
+        return {message_type: read_ddl(message_type, text) for message_type, text in given.items()}
 
     @property
     def named(self) -> dict[str, str]:
-        """Full name of a message type → table name, for types that always get a table."""
-        return {each: table_name(each) for each in self.schemas} | self.names
+        """Return the types that always get a table: full name of the type → table name."""
+        return {
+            message_type: table_name(message_type) for message_type in self.schemas
+        } | self.names
 
     @property
     def json(self) -> bool:
-        """Whether headers are text."""
+        """Return whether headers are text."""
         return self.form == "json"
 
     def read(self) -> dict[str, str]:
         return self.raw_options(
             "source",
+            self,
             queues=self.queues,
             errorQueue=self.error_queue,
             headersFormat=self.form,
         )
 
     def failures(self, application: str, number: int) -> dict[str, str]:
-        """Options of the sink of failures."""
+        """Return options of the sink of failures."""
         own = {"queue": str(self.error_queue), "txnAppId": application, "txnVersion": str(number)}
         return self.shared | own
 
@@ -149,7 +154,7 @@ class Settings(DatabaseSettings, StreamSettings):
         return {name: text for name, text in self.read().items() if name in SHARED}
 
     def answers(self) -> SinkOptions:
-        """Options of the sink of acknowledgements, which needs no state tables."""
+        """Return options of the sink of answers to ServiceControl, which needs no state tables."""
         return SinkOptions.parse({**self.shared, "delivery": "atLeastOnce"})
 
     def options(self) -> Opened:
@@ -159,19 +164,19 @@ class Settings(DatabaseSettings, StreamSettings):
         return [*opened, self.answers()] if self.acknowledge_retries else opened
 
     def needs_delta(self) -> bool:
-        """Iceberg must come with the session."""
+        """Return whether Spark must have Delta. Iceberg must come with the session."""
         return self.format == "delta"
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """The rows to write; with split without the columns of bodies."""
+        """Return the rows to write. With split they lack the columns of bodies."""
         appender = Appender(self)
-        rows = appender.add_columns(streams.load(spark, self.read()))
+        rows = appender.add_columns(streams.load_stream(spark, self.read()))
         return appender.columns(rows, appender.schema)
 
 
 def read_ddl(message_type: str, given: str) -> str:
     """
-    The DDL of a setting: its text, or the content of the file .ddl that it names.
+    Return the DDL of a setting: its text, or the content of the file .ddl that it names.
 
     Raises:
         BadSettings: the file cannot be read.
@@ -186,9 +191,9 @@ def read_ddl(message_type: str, given: str) -> str:
         raise BadSettings(reason=reason) from None
 
 
-def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
+def run(spark: SparkSession, settings: QueueToDeltaSettings) -> dict[str, Any]:
     appender = Appender(settings)
-    return table_writer.receive(spark, settings, appender.add_columns, appender.write)
+    return table_writer.receive_into(spark, settings, appender.add_columns, appender.write)
 
 
 class Appender:
@@ -200,7 +205,7 @@ class Appender:
     them is done once. The names of the writes contain the rules that share a batch among them.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: QueueToDeltaSettings) -> None:
         self.settings = settings
         self.schemas = list[bodies.Schema]()
         self.schema: bodies.Schema | None = None  # of all messages
@@ -217,16 +222,18 @@ class Appender:
             "*",
             functions.message_type("headers", json=settings.json).alias("messageType"),
             functions.time_sent("headers", json=settings.json).alias("sentAt"),
-            F.current_timestamp().alias("receivedAt"),  # the batch's time, which a replay repeats
+            F.current_timestamp().alias(
+                "receivedAt"
+            ),  # the time of the batch, which a replay repeats
         )
         self.schemas = bodies.parse(frame.sparkSession, settings.ddl, frame.columns)
         self.schema = self.schemas[0] if settings.schema else None
         return bodies.add_columns(frame, self.schemas)
 
     def columns(self, rows: DataFrame, schema: bodies.Schema | None) -> DataFrame:
-        """The columns of a table: those of a message, and those of its body."""
-        own = {bodies.UNFIT, *(each.name for each in self.schemas)}
-        columns = [F.col(each) for each in rows.columns if each not in own]
+        """Return the columns of a table: those of a message, and those of its body."""
+        added = {bodies.UNFIT_BODY, *(parsed.name for parsed in self.schemas)}
+        columns = [F.col(name) for name in rows.columns if name not in added]
         if schema is not None:
             body = F.col(schema.name)[bodies.BODY]
             columns += [body[field].alias(name) for field, name in schema.names.items()]
@@ -237,11 +244,11 @@ class Appender:
         settings = self.settings
         iceberg = settings.format == "iceberg"
         append = table_writer.append_iceberg if iceberg else table_writer.append_delta
-        with suppress(PySparkException):  # serverless allows no persist, so each use reads again
+        with suppress(PySparkException):  # serverless allows no persist: each use reads again
             batch.persist()
         try:
             good, unfit = (
-                batch.where(f"{bodies.UNFIT} IS {null}") for null in ("NULL", "NOT NULL")
+                batch.where(f"{bodies.UNFIT_BODY} IS {null}") for null in ("NULL", "NOT NULL")
             )
             for name, rows, schema in self.shares(good):
                 table = place_of(settings.table, name) if settings.split else settings.table
@@ -253,16 +260,17 @@ class Appender:
                 options = settings.failures(application(query, "failed", settings), number)
                 failed.write.format("sqlqueue").mode("append").options(**options).save()
             if settings.acknowledge_retries:
-                table_writer.acknowledge(good, settings.answers(), json=settings.json)
+                table_writer.report_retries(good, settings.answers(), json=settings.json)
         finally:
             with suppress(PySparkException):
                 batch.unpersist()
 
     def shares(self, rows: DataFrame) -> Iterator[tuple[str, DataFrame, bodies.Schema | None]]:
         """
-        Share the rows of a batch among the tables of their types; the most frequent types have one.
+        Share the rows of a batch among the tables of their types.
 
-        Gives the table's name, its rows, and their bodies' schema.
+        The most frequent types have a table of their own. Gives each table's name, its rows, and
+        the schema of their bodies.
         """
         if not self.settings.split:
             yield "table", rows, self.schema
@@ -286,7 +294,7 @@ class Appender:
 
 def table_name(message_type: str) -> str:
     """
-    A table's name for a type: `shop_orderplaced_5f1c0a9e` of `Shop.OrderPlaced`.
+    Return a table's name for a type: `shop_orderplaced_5f1c0a9e` for `Shop.OrderPlaced`.
 
     The name of a type is untrusted. The digest of it separates `Shop.Placed`, `shop.placed` and
     `Shop_Placed`, even if table names are not case-sensitive. The table's name is always the same,
@@ -298,19 +306,19 @@ def table_name(message_type: str) -> str:
 
 
 def place_of(table: str, name: str) -> str:
-    """The table of a type: a folder below the path `table`, or a name that begins with `table`."""
+    """Return a type's table: a folder below the path `table`, or a name that begins with it."""
     return f"{table.rstrip('/')}/{name}" if is_path(table) else f"{table}_{name}"
 
 
-def application(query: str, name: str, settings: Settings) -> str:
+def application(query: str, name: str, settings: QueueToDeltaSettings) -> str:
     """
-    The txnAppId by which Delta recognises a write: the query, the table, and the rules of sharing.
+    Return the txnAppId by which Delta recognises a write: query, table, and rules of sharing.
 
     It contains the rules, because they may change between a kill and the replay of a batch. Then
-    messages may be repeated in another table, but none is lost. `form` is one of the rules: with
-    headers as text, poison messages can have a type too. So are the schemas, by which a body is
-    written or fails. With one table and no schemas the name is that of Delta's own sink, so a
-    checkpoint can be used with both.
+    messages may be repeated in another table, but none is lost. `form` is one of the rules, because
+    with headers as text a poison message can have a type too. The schemas are rules, because they
+    decide whether a body is written or fails. With one table and no schemas the name is that of
+    Delta's own sink, so that a checkpoint can be used with both.
     """
     if not settings.split and not settings.ddl:
         return query
@@ -320,4 +328,4 @@ def application(query: str, name: str, settings: Settings) -> str:
     return f"{query}:{name}:{hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16]}"
 
 
-main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel
+main = runner.Job(__doc__, QueueToDeltaSettings, run)  # the entry point of the wheel

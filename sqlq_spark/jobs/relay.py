@@ -19,16 +19,16 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import RETURNED, Destinations
+from sqlq_spark.database.destinations import RETURNED_COLUMNS, Destinations
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
     BadSettings,
+    DatabaseSettings,
     Opened,
     StreamSettings,
     pairs,
     setting,
-    with_two_databases,
 )
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.names import parse_queue
@@ -46,11 +46,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-@with_two_databases
-class Settings(StreamSettings):
+class RelaySettings(StreamSettings):
     """What this job takes."""
 
-    target_url: str
     queues: str = setting("The queues, separated by commas.")
     targets: dict[str, str] = setting(
         "Queue in source = queue in target, if their names differ.", pairs
@@ -61,18 +59,20 @@ class Settings(StreamSettings):
     error_queue: str = setting("The source's queue for poison messages, which are not copied.")
     source: dict[str, str] = setting("Options of the data source.", pairs)
     sink: dict[str, str] = setting("Options of the sink.", pairs)
+    source_database: DatabaseSettings  # source_url and so on
+    target_database: DatabaseSettings  # target_url and so on
 
     def read(self) -> dict[str, str]:
         return self.raw_options(
             "source",
-            "source_",
+            self.source_database,
             queues=self.queues,
             errorQueue=self.error_queue,
             headersFormat="json",
         )
 
     def write(self) -> dict[str, str]:
-        return self.raw_options("sink", "target_", queue=None, asReceived=True)
+        return self.raw_options("sink", self.target_database, queue=None, asReceived=True)
 
     def options(self) -> Opened:
         return [*super().options(), SinkOptions.parse(self.write())]
@@ -82,15 +82,16 @@ class Settings(StreamSettings):
 
     def frame(self, spark: SparkSession) -> None:  # noqa: ARG002
         """Let a dry run check both databases."""
-        check(self)
+        find_routes(self)
 
 
-def check(settings: Settings) -> dict[str, str]:
+def find_routes(settings: RelaySettings) -> dict[str, str]:
     """
-    Check that messages can be sent, before any are received.
+    Find where the messages of each queue go, and check that they can be sent there.
 
     Returns:
-        The routes, with the addresses as messages hold them, which name their databases.
+        By the queue that is read, the queue that is sent to. Both are addresses as messages have
+        them, which name their databases.
 
     Raises:
         QueueNotWritable: a target is not a queue, or this login may not send to it.
@@ -120,20 +121,20 @@ def check(settings: Settings) -> dict[str, str]:
                 "set another target_url, target_schema or [targets]"
             )
         with transaction(sent):
-            Destinations(sent, by_header=True).check(routes.values(), RETURNED)
+            Destinations(sent, by_header=True).check(routes.values(), RETURNED_COLUMNS)
         return {received.canonical(queue): sent.canonical(to) for queue, to in routes.items()}
 
 
-def run(spark: SparkSession, settings: Settings) -> dict[str, Any]:
-    routes, options = check(settings), settings.write()
-    streams.bind(spark, settings.checkpoint, SinkOptions.parse(options))
+def run(spark: SparkSession, settings: RelaySettings) -> dict[str, Any]:
+    routes, options = find_routes(settings), settings.write()
+    streams.bind_checkpoint(spark, settings.checkpoint, SinkOptions.parse(options))
     target = F.create_map(*map(F.lit, chain(*routes.items())))[F.col("queue")]
 
     def send(received: DataFrame) -> StreamingQuery:
         frame = received.select(*forward(target, json=True), "expires")
         return streams.start(frame.writeStream.format("sqlqueue").options(**options), settings)
 
-    return streams.receive(spark, settings, send)
+    return streams.receive_queues(spark, settings, send)
 
 
-main = runner.Job(__doc__, Settings, run)  # the entry point of the wheel
+main = runner.Job(__doc__, RelaySettings, run)  # the entry point of the wheel

@@ -4,10 +4,10 @@ Runs a job: reads its settings, does its work or looks at what it needs, and pri
 A job is a module with a docstring, a frozen dataclass of settings (settings.py) and a function
 `run(spark, settings)`, which returns totals. `Job` does the rest. Exit codes:
 
-- 0: done
-- 1: the totals have `found` (maintenance and triage)
-- 2: usage or bad settings
-- 3: the database or Spark
+- 0: The job is done.
+- 1: The job found something: its totals have `found` (maintenance and triage).
+- 2: The usage or a setting is wrong.
+- 3: The database or Spark failed.
 
 An error is reported on standard error. The totals are the last line of standard output, as JSON.
 """
@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sqlq_spark import errors, versions
-from sqlq_spark.admin import checks
+from sqlq_spark.admin import doctor
 from sqlq_spark.admin.formats import escape_unencodable, write_utf_8
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.jobs.settings import BadSettings, Settings, load, show
+from sqlq_spark.jobs.settings import BadSettings, Settings, load_settings, show_value, values_of
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.send.insert import check_tables
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-GOOD, FOUND, USAGE, FAILED = 0, 1, 2, 3  # exit codes
-# errors that need a change before the next run
+GOOD, FOUND_PROBLEMS, USAGE, FAILED = 0, 1, 2, 3  # exit codes
+# After one of these errors something must be changed before the next run.
 UNUSABLE = (
     errors.BadInput,
     errors.MissingPackage,
@@ -52,10 +52,10 @@ UNUSABLE = (
 class Job:
     """A job as a program: the `main` of its module, which is an entry point of the wheel."""
 
-    doc: str | None  # its help
-    kind: type[Settings]  # the name of their module is the job's
-    run: Callable[[Any, Any], dict[str, Any]]  # its work, on a session and settings
-    spark: bool = True  # whether it needs a session; if not, `run` gets None
+    doc: str | None  # the help
+    kind: type[Settings]  # the name of its module is the name of the job
+    run: Callable[[Any, Any], dict[str, Any]]  # does the work, with a session and settings
+    spark: bool = True  # whether the job needs a session; if not, `run` gets None
 
     def __call__(self) -> None:
         """
@@ -70,12 +70,13 @@ class Job:
 
     def main(self, words: Sequence[str]) -> int:
         """Run the job with these flags, and return its exit code."""
-        name, level = self.kind.__module__.rpartition(".")[2], "FATAL"
+        name = self.kind.__module__.rpartition(".")[2]
+        level = "FATAL"
         escape_unencodable()
         try:
             if self.spark:
-                versions.check("pyspark", "pyarrow")
-            settings, dry_run = load(self.doc, self.kind, words)
+                versions.check_versions("pyspark", "pyarrow")
+            settings, dry_run = load_settings(self.doc, self.kind, words)
             level = settings.log_level
             settings.options()
             session: Any = nullcontext()
@@ -85,22 +86,22 @@ class Job:
                 session = streams.session(name, settings)
             with session as spark:
                 begun = time.monotonic()
-                totals = look(spark, settings) if dry_run else self.run(spark, settings)
+                totals = do_dry_run(spark, settings) if dry_run else self.run(spark, settings)
                 totals["seconds"] = round(time.monotonic() - begun, 3)
         except Exception as error:  # noqa: BLE001 - the only place that reports a job's failure
-            for line in sentence(error).splitlines() or [""]:
+            for line in describe_failure(error).splitlines() or [""]:
                 print_line(f"{name}: {line}", sys.stderr)
             if level not in {"OFF", "FATAL"}:
                 traceback.print_exc()
             return USAGE if isinstance(error, UNUSABLE) else FAILED
         write_utf_8()
         print(json.dumps({"job": name, **totals}, ensure_ascii=False, default=str), flush=True)  # noqa: T201
-        return FOUND if totals.get("found") else GOOD
+        return FOUND_PROBLEMS if totals.get("found") else GOOD
 
 
-def sentence(error: BaseException) -> str:
+def describe_failure(error: BaseException) -> str:
     """
-    The text to report of an error: our own message, if one of our errors is the cause.
+    Return what to report of an error: our own message, if one of our errors is the cause.
 
     An error of an executor or of Spark's Python runner arrives only as text in a stack trace.
     """
@@ -110,7 +111,7 @@ def sentence(error: BaseException) -> str:
     for name, message in re.findall(r"sqlq_spark\.(?:\w+\.)*(\w+): (.+)", text):
         if hasattr(errors, name):
             return str(message)
-    text = re.sub(r"\AAn error occurred while calling \S+\n: ", "", text.strip())  # of Py4J
+    text = re.sub(r"\AAn error occurred while calling \S+\n: ", "", text.strip())  # Py4J begins so
     first = text.partition("\n")[0].strip()
     return f"{type(error).__name__}: {first or 'without a message'}"
 
@@ -123,7 +124,7 @@ def print_line(line: str, file: TextIO | None = None) -> None:
 # ---------------------------------------------------------------- dry run
 
 
-def look(spark: SparkSession | None, settings: Settings) -> dict[str, Any]:
+def do_dry_run(spark: SparkSession | None, settings: Settings) -> dict[str, Any]:
     """
     Print what the job would do, and check it as streams and writes do at their start.
 
@@ -131,12 +132,12 @@ def look(spark: SparkSession | None, settings: Settings) -> dict[str, Any]:
         SqlQueueError: something cannot be reached or used.
         BadSettings: a table that must exist does not.
     """
-    for name, given in vars(settings).items():
-        print_line(f"{name} = {show(name, given)}")
+    for name, given in values_of(settings).items():
+        print_line(f"{name} = {show_value(name, given)}")
     for options in settings.options():
         check: Any = check_tables
         if isinstance(options, SourceOptions):
-            check, state = checks.at_start, options.transaction_mode != "none"
+            check, state = doctor.at_start, options.transaction_mode != "none"
         else:
             state = options.delivery == "exactlyOnce"
         with (StateSession if state else Session)(options, "dry run") as session:

@@ -1,9 +1,12 @@
 """
-A job's settings: a frozen dataclass, read from flags, a TOML file and the environment.
+Reads the settings of a job from flags, a TOML file and the environment into a frozen dataclass.
 
 `setting` describes a field by its help and its Reader (options/fields.py). A flag overrides the
 file. All errors are reported together, each with the setting's name, what was found and what was
 expected. Secrets have no flag, because other users can see a command line.
+
+Users write the settings of a job with two databases flat, for example `source_url` and
+`target_url`. The job has them as two fields of the type DatabaseSettings.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ import argparse
 import os
 import tomllib
 from dataclasses import MISSING, Field, dataclass, field, fields
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,17 +47,17 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound="Settings")
 Opened = list[SourceOptions | SinkOptions]
 
-MOST_DAYS = 36_500  # of a retention
-LOGIN = ("url", "user", "password", "credentials")
+MOST_DAYS = 36_500  # the longest retention
+LOGIN_OPTIONS = ("url", "user", "password", "credentials")
 
 
 class BadSettings(BadInput):
-    """Settings of a job cannot be used; the message has one line for each."""
+    """Settings of a job cannot be used. The message has one line for each of them."""
 
     reason: str
 
     def describe(self, spelled: Mapping[str, str]) -> str:  # noqa: ARG002 - it names no option
-        """Return the text; its lines are of the job's user."""
+        """Return the text. Its line breaks are ours, and each line is cleaned."""
         return "\n".join(map(clean, str(self.reason).splitlines()))
 
 
@@ -86,7 +88,7 @@ def _read_days(given: str) -> float:
 
 
 def as_text(given: Any) -> str:  # noqa: ANN401
-    """The text of a value of TOML."""
+    """Return a value of TOML as text."""
     if not isinstance(given, (str, int, float)):
         raise TypeError
     return str(given).lower() if isinstance(given, bool) else str(given)
@@ -129,69 +131,8 @@ def setting(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The settings of every job."""
-
-    secret_scope: str | None = setting(
-        "On Databricks, the secret scope that holds the password.", default=None
-    )
-    log_level: str = setting(
-        "Level of Spark's log: OFF, FATAL, ERROR, WARN, INFO or DEBUG. All but OFF and FATAL print "
-        "stack traces.",
-        one_of("OFF", "FATAL", "ERROR", "WARN", "INFO", "DEBUG"),
-        default="FATAL",
-    )
-
-    def raw_options(self, title: str, side: str = "", **own: str | bool | None) -> dict[str, str]:
-        """
-        The options of the data source: of the login, of the job, and of a table of the settings.
-
-        Args:
-            title: the table, `source` or `sink`; it may set any option that the job does not set.
-            side: the beginning of the names of the login's settings.
-            own: by public name; None is left out.
-
-        Returns:
-            Texts for Spark's `.options(…)` and for `parse`.
-
-        Raises:
-            BadSettings: an option is not known, or is set by the job.
-        """
-        own |= {name: getattr(self, side + name) for name in LOGIN}
-        own["trustedOwners"] = getattr(self, f"{side}trusted_owners")
-        ours, raw = {CHECKPOINT, *map(str.lower, own)}, {}
-        known = option_names(SinkOptions if title == "sink" else SourceOptions)
-        for name, text in getattr(self, title).items():
-            what = f"setting {name} in [{title}]"
-            if name.lower() in ours:
-                raise BadSettings(
-                    reason=f"{what} is set by the job: use the job's own settings instead"
-                )
-            if name.lower() not in known:
-                raise BadSettings(reason=describe_unknown(what, name, sorted(known.values())))
-            raw[known[name.lower()]] = text
-        return raw | {name: as_text(each) for name, each in own.items() if each is not None}
-
-    def options(self) -> Opened:
-        """The options of what the job will open, validated before Spark starts."""
-        return []
-
-    def needs_table(self) -> bool:
-        """Whether the setting `table` names a table that must exist."""
-        return False
-
-    def needs_delta(self) -> bool:
-        """Whether Spark must have Delta."""
-        return True
-
-    def frame(self, spark: SparkSession) -> DataFrame | None:  # noqa: ARG002
-        """What the job will write, not yet computed; a dry run prints its columns."""
-        return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatabaseSettings(Settings):
-    """The settings of a job on one database."""
+class DatabaseSettings:
+    """The settings of one database: where it is, and the login."""
 
     url: str = setting(f"The database: {EXAMPLES}.", environment="SQLQUEUE_URL")
     user: str | None = setting("The login, if it is not in the url.", default=None)
@@ -211,19 +152,73 @@ class DatabaseSettings(Settings):
     )
 
 
-def with_two_databases(kind: type[S]) -> type[S]:
-    """Add the settings of two databases, as `source_url` or `target_url`, to a job's own."""
-    for side, name in product(("source", "target"), DatabaseSettings.__annotations__):
-        one = DatabaseSettings.__dataclass_fields__[name]
-        variables = [each for each in one.metadata["environment"] if each.startswith("SQLQUEUE")]
-        more = {
-            "description": f"Of the {side}: {one.metadata['description']}",
-            "environment": tuple(each.replace("_", f"_{side.upper()}_") for each in variables),
-        }
-        made = field(default=one.default, repr=one.repr, metadata=one.metadata | more)
-        setattr(kind, f"{side}_{name}", made)
-        kind.__annotations__[f"{side}_{name}"] = one.type
-    return kind
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of every job."""
+
+    secret_scope: str | None = setting(
+        "On Databricks, the secret scope that holds the password.", default=None
+    )
+    log_level: str = setting(
+        "Level of Spark's log: OFF, FATAL, ERROR, WARN, INFO or DEBUG. All but OFF and FATAL print "
+        "stack traces.",
+        one_of("OFF", "FATAL", "ERROR", "WARN", "INFO", "DEBUG"),
+        default="FATAL",
+    )
+
+    def raw_options(
+        self, title: str, database: DatabaseSettings, **own: str | bool | None
+    ) -> dict[str, str]:
+        """
+        Return options of the data source: of the login, of the job, and of a table of the file.
+
+        Args:
+            title: the table, `source` or `sink`; it may set any option that the job does not set.
+            database: the settings of the database that is read or written.
+            own: options that the job sets, by public name; None is left out.
+
+        Returns:
+            Texts for Spark's `.options(…)` and for `parse`.
+
+        Raises:
+            BadSettings: an option is not known, or is set by the job.
+        """
+        own |= {name: getattr(database, name) for name in LOGIN_OPTIONS}
+        own["trustedOwners"] = database.trusted_owners
+        ours = {CHECKPOINT, *map(str.lower, own)}
+        raw: dict[str, str] = {}
+        known = option_names(SinkOptions if title == "sink" else SourceOptions)
+        for name, text in getattr(self, title).items():
+            what = f"setting {name} in [{title}]"
+            if name.lower() in ours:
+                raise BadSettings(
+                    reason=f"{what} is set by the job: use the job's own settings instead"
+                )
+            if name.lower() not in known:
+                raise BadSettings(reason=describe_unknown(what, name, sorted(known.values())))
+            raw[known[name.lower()]] = text
+        return raw | {name: as_text(each) for name, each in own.items() if each is not None}
+
+    def options(self) -> Opened:
+        """Return the options of what the job will open, validated before Spark starts."""
+        return []
+
+    def needs_table(self) -> bool:
+        """Return whether the setting `table` names a table that must exist."""
+        return False
+
+    def needs_delta(self) -> bool:
+        """Return whether Spark must have Delta."""
+        return True
+
+    def frame(self, spark: SparkSession) -> DataFrame | None:  # noqa: ARG002
+        """Return what the job will write, not yet computed. A dry run prints its columns."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneDatabaseSettings(DatabaseSettings, Settings):
+    """The settings of a job on one database."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,17 +234,101 @@ class StreamSettings(Settings):
     )
 
     def read(self) -> dict[str, str]:
-        """Options of the data source, of a job that receives."""
+        """Return options of the data source, for a job that receives."""
         raise NotImplementedError
 
     def options(self) -> Opened:
         return [SourceOptions.parse(self.read())]
 
 
+# ---------------------------------------------------------------- settings as users write them
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedSetting:
+    """A setting as a user writes it, and the field that holds its value."""
+
+    name: str
+    description: str
+    read: Reader
+    environment: tuple[str, ...]
+    default: Any
+    is_required: bool
+    field: str
+    holder: str = ""  # the field of the job's settings with the settings of its database
+
+
+def settings_of(kind: type[Settings]) -> list[NamedSetting]:
+    """
+    List a job's settings by the names that users write.
+
+    A field `source_database` of the type DatabaseSettings holds those that begin with `source_`.
+    """
+    named = []
+    for one in fields(kind):
+        if one.type != DatabaseSettings.__name__:
+            named.append(name_setting(one))
+        else:
+            side = one.name.removesuffix("_database")
+            named += [
+                name_setting(inner, side=side, holder=one.name)
+                for inner in fields(DatabaseSettings)
+            ]
+    return named
+
+
+def name_setting(one: Field[Any], *, side: str = "", holder: str = "") -> NamedSetting:
+    """
+    Return the setting of a field, which may be one of two databases.
+
+    The variables of a database's own tools do not say which of two databases they mean. So only
+    ours are read, for example SQLQUEUE_SOURCE_URL.
+    """
+    description = one.metadata["description"]
+    environment = one.metadata["environment"]
+    if side:
+        description = f"Of the {side}: {description}"
+        ours = [variable for variable in environment if variable.startswith("SQLQUEUE")]
+        environment = tuple(variable.replace("_", f"_{side.upper()}_") for variable in ours)
+    return NamedSetting(
+        name=f"{side}_{one.name}" if side else one.name,
+        description=description,
+        read=one.metadata["read"],
+        environment=environment,
+        default=one.default,
+        is_required=one.default is MISSING and one.default_factory is MISSING,
+        field=one.name,
+        holder=holder,
+    )
+
+
+def make_settings(kind: type[S], values: Mapping[str, Any]) -> S:
+    """Make the settings of a job out of values by the names that users write."""
+    own: dict[str, Any] = dict(values)
+    databases: dict[str, dict[str, Any]] = {}
+    for named in settings_of(kind):
+        if named.holder:
+            given = databases.setdefault(named.holder, {})
+            if named.name in own:
+                given[named.field] = own.pop(named.name)
+    for holder, given in databases.items():
+        own[holder] = DatabaseSettings(**given)
+    return kind(**own)
+
+
+def values_of(settings: Settings) -> dict[str, Any]:
+    """Return the values of a job's settings by the names that users write."""
+    values = {}
+    for named in settings_of(type(settings)):
+        holder = getattr(settings, named.holder) if named.holder else settings
+        values[named.name] = getattr(holder, named.field)
+    return values
+
+
 # ---------------------------------------------------------------- reading
 
 
-def load(doc: str | None, kind: type[S], given: Sequence[str]) -> tuple[S, bool]:
+def load_settings(doc: str | None, kind: type[S], given: Sequence[str]) -> tuple[S, bool]:
     """
     Read a job's settings: from flags, then the file, then the environment, then the secret scope.
 
@@ -262,17 +341,19 @@ def load(doc: str | None, kind: type[S], given: Sequence[str]) -> tuple[S, bool]
         The settings, and whether this is a dry run.
 
     Raises:
-        BadSettings: one or more settings are wrong; it has a line for each.
+        BadSettings: one or more settings are wrong. The error has a line for each.
     """
-    parser, file = make_parser(doc, kind), dict[str, Any]()
+    parser = make_parser(doc, kind)
+    file: dict[str, Any] = {}
     line, strays = parser.parse_known_args(given)
     if line.settings is not None:
         try:
             file = tomllib.loads(Path(line.settings).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:  # not there, not UTF-8, not TOML
+        except (OSError, ValueError) as error:  # missing, or not UTF-8, or not TOML
             reason = f"flag --settings is {line.settings!r}: expected a TOML file ({error})"
             raise BadSettings(reason=reason) from None
-    known = [each.name for each in fields(kind)]
+    settings = settings_of(kind)
+    known = [named.name for named in settings]
     wrong = [
         describe_unknown(f"setting {name} in {line.settings}", name, known)
         for name in file.keys() - known
@@ -282,19 +363,20 @@ def load(doc: str | None, kind: type[S], given: Sequence[str]) -> tuple[S, bool]
         flags = [f"--{name.replace('_', '-')}" for name in vars(line)]
         wrong.append(f"{describe_unknown(f'flag {word}', word, flags)} ({parser.epilog})")
     values: dict[str, Any] = {}
-    for each in fields(kind):
+    for named in settings:
         try:
-            values |= find_value(each, line, file, values)
+            values |= find_value(named, line, file, values)
         except BadSettings as error:
             wrong.append(str(error))
     if wrong:
         raise BadSettings(reason="\n".join(sorted(wrong)))
-    return kind(**values), line.dry_run
+    return make_settings(kind, values), line.dry_run
 
 
 def make_parser(doc: str | None, kind: type[Settings]) -> argparse.ArgumentParser:
     """Make a parser that reads texts, or lists of texts of repeated flags."""
-    secrets = [each.name for each in fields(kind) if each.name.endswith("password")]
+    settings = settings_of(kind)
+    secrets = [named.name for named in settings if named.name.endswith("password")]
     parser = argparse.ArgumentParser(
         usage="%(prog)s [--settings FILE.toml] [--dry-run] [--NAME VALUE ...]",
         description=doc,
@@ -310,61 +392,73 @@ def make_parser(doc: str | None, kind: type[Settings]) -> argparse.ArgumentParse
         action="store_true",
         help="Print what would be done, and check it; change nothing.",
     )
-    for each in fields(kind):
-        described = each.metadata["description"]
-        if each.default not in {MISSING, None, ()}:
-            described += f" Default: {as_text(each.default)}."
-        if each.name not in secrets:
+    for named in settings:
+        described = named.description
+        if named.default not in {MISSING, None, ()}:
+            described += f" Default: {as_text(named.default)}."
+        if named.name not in secrets:
             parser.add_argument(
-                f"--{each.name.replace('_', '-')}",
-                action="append" if each.metadata["read"] is pairs else "store",  # NAME=VALUE
+                f"--{named.name.replace('_', '-')}",
+                action="append" if named.read is pairs else "store",  # NAME=VALUE
                 help=described.replace("%", "%%"),
             )
     return parser
 
 
 def find_value(
-    each: Field[Any], line: argparse.Namespace, file: Mapping[str, Any], values: Mapping[str, Any]
+    setting: NamedSetting,
+    line: argparse.Namespace,
+    file: Mapping[str, Any],
+    values: Mapping[str, Any],
 ) -> dict[str, Any]:
     """
     Find a setting and read it, from the first place that has it; {} leaves it to its default.
 
     A password in the url takes precedence over the environment and the secret scope, and so does
-    the setting `credentials`. A variable of one database's tools, as PGPASSWORD,
-    is used only for that one.
+    the setting `credentials`. A variable of one database's tools, as PGPASSWORD, is used only for
+    that database.
 
     Raises:
         BadSettings: its text cannot be read, or it has no default.
     """
-    name, read, variables = each.name, each.metadata["read"], each.metadata["environment"]
+    name = setting.name
     flag = f"--{name.replace('_', '-')}"
-    places = [
-        (getattr(line, name, None), f"flag {flag}"),
-        (file.get(name), f"setting {name} in {line.settings}"),
-    ]
-    # of the same login, if this setting is a password; else there are none yet
+    # If this setting is a password, these are the settings of the same login. Else there are none.
     url, credentials, key = (
         values.get(name.replace("password", other), "")
         for other in ("url", "credentials", "secret_key")
     )
-    own, others = credentials or hide_secrets(url) != url, other_password_variables(url)
-    variables = [] if own else [each for each in variables if each not in others]
-    places += [(os.environ.get(each) or None, f"environment variable {each}") for each in variables]
+    has_password = bool(credentials or hide_secrets(url) != url)
+    others = other_password_variables(url)
+    variables = [
+        variable for variable in setting.environment if not has_password and variable not in others
+    ]
+    places = [
+        (getattr(line, name, None), f"flag {flag}"),
+        (file.get(name), f"setting {name} in {line.settings}"),
+        *((os.environ.get(each) or None, f"environment variable {each}") for each in variables),
+    ]
     for given, place in places:
         if given is not None:
-            try:
-                found = read(given if isinstance(given, (list, dict)) else as_text(given))
-            except (ValueError, TypeError, AttributeError):
-                reason = f"{place} is {show(name, given)}: expected {read.expected}"
-                raise BadSettings(reason=reason) from None
-            return {name: found}
-    if key and not own and "secret_scope" in values:
+            return {name: read_value(setting, given, place)}
+    if key and not has_password and "secret_scope" in values:
         return {name: secret(values["secret_scope"], key)}
-    if each.default is MISSING and each.default_factory is MISSING:
+    if setting.is_required:
         other = "".join(f", or environment variable {variable}" for variable in variables)
-        expected = each.metadata["description"] if read is text else read.expected
+        expected = setting.description if setting.read is text else setting.read.expected
         raise BadSettings(reason=f"setting {name} is missing: give {flag}{other}: {expected}")
     return {}
+
+
+def read_value(setting: NamedSetting, given: Any, place: str) -> Any:  # noqa: ANN401
+    """Read what a place has for a setting. Raises BadSettings."""
+    try:
+        readable: Any = given if isinstance(given, (list, dict)) else as_text(given)
+        return setting.read(readable)
+    except (ValueError, TypeError, AttributeError):
+        shown = show_value(setting.name, given)
+        reason = f"{place} is {shown}: expected {setting.read.expected}"
+        raise BadSettings(reason=reason) from None
 
 
 def secret(scope: str, key: str) -> str:
@@ -387,8 +481,8 @@ def secret(scope: str, key: str) -> str:
     return found
 
 
-def show(name: str, given: Any) -> str:  # noqa: ANN401
-    """A value as text, without the passwords in it: in a url, in a list, in a table."""
+def show_value(name: str, given: Any) -> str:  # noqa: ANN401
+    """Return a value as text, without passwords, which may be in a url, a list or a table."""
     shown = repr(_without_urls(name, given))
     hidden = given is not None and ("password" in name or "password':" in shown.lower())
     return HIDDEN if hidden else hide_secrets(shown)
@@ -407,7 +501,7 @@ def _without_urls(name: str, given: Any) -> Any:  # noqa: ANN401
 
 
 def describe_unknown(what: str, name: str, known: Sequence[str]) -> str:
-    """The error text for a name that is not known."""
+    """Return the error's text for a name that is not known."""
     near = find_near(name, known, likely=0.6)
     expected = f"did you mean {near}?" if near else f"expected one of {', '.join(known)}"
     return f"{what} is not known: {expected}"

@@ -34,7 +34,7 @@ from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.database.trust import READ, use
 from sqlq_spark.jobs.settings import BadSettings
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.send.dispatch import UNKNOWN, open_request, read_state
+from sqlq_spark.send.dispatch import REQUEST_UNKNOWN, open_request, read_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq_spark")
 
 SETTINGS = {
-    # over TCP each micro-batch of a Python source waits 40 ms for a delayed acknowledgement
+    # Over TCP each micro-batch of a Python source waits 40 ms for a delayed acknowledgement.
     "spark.python.unix.domain.socket.enabled": "true",
-    # the path of a container's temporary folder may be too long for a socket
+    # The path of a container's temporary folder may be too long for a socket.
     "spark.python.unix.domain.socket.dir": "/tmp",  # noqa: S108 - a socket of its owner's alone
     "spark.sql.session.timeZone": "UTC",
-    # a kill may leave a temporary file beside the first offset, and Spark then refuses each start
+    # A kill may leave a temporary file beside the first offset. Spark would then refuse each start.
     "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
     "spark.ui.showConsoleProgress": "false",
 }
@@ -61,7 +61,7 @@ DELTA = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
 }
-# error conditions for a path or a name without a table
+# Spark's error conditions for a path or a name without a table.
 NO_TABLE = {
     "DELTA_MISSING_DELTA_TABLE",
     "DELTA_TABLE_NOT_FOUND",
@@ -69,7 +69,7 @@ NO_TABLE = {
     "TABLE_OR_VIEW_NOT_FOUND",
 }
 
-# Delta's errors if another commit came first; a second attempt succeeds, or finds nothing to do
+# Delta's errors if another commit came first. A second attempt succeeds, or has nothing to do.
 CONFLICT = re.compile(
     r"\[DELTA_(?:CONCURRENT_|METADATA_CHANGED|PROTOCOL_CHANGED)|"
     r"\b(?:Concurrent\w+|(?:Metadata|Protocol)Changed)Exception\b"
@@ -84,8 +84,8 @@ def session(name: str, settings: Settings) -> Iterator[SparkSession]:
     """
     Give the active session, or a new one for the block.
 
-    A new session has Delta if the job needs it, from delta-spark, or under spark-submit from the
-    jar that was given. A Spark Connect server has what it was configured with.
+    A new session has Delta if the job needs it. Delta comes from delta-spark, or under spark-submit
+    from the jar that was given. A Spark Connect server has what it was configured with.
 
     Raises:
         NoJava: a new session cannot start.
@@ -115,7 +115,11 @@ def session(name: str, settings: Settings) -> Iterator[SparkSession]:
 
 
 def configure(builder: SparkSession.Builder, *, delta: bool) -> SparkSession.Builder:
-    """Set what spark-submit did not get, and add Delta, whose jar spark-submit was given."""
+    """
+    Set what spark-submit was not given, and add Delta.
+
+    Under spark-submit the jar of Delta must have been given.
+    """
     settings = SETTINGS | DELTA if delta else SETTINGS
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit
         SparkContext._ensure_initialized()  # noqa: SLF001 - SparkConf reads what was given only after this
@@ -140,7 +144,7 @@ def configure(builder: SparkSession.Builder, *, delta: bool) -> SparkSession.Bui
 
 
 def product(spark: SparkSession, *names: str) -> int:
-    """The product of settings of the session; 0 if one is missing or may not be read."""
+    """Return the product of settings of the session; 0 if one is missing or may not be read."""
     try:
         return math.prod(int(spark.conf.get(name, "0") or 0) for name in names)
     except PySparkException:
@@ -151,8 +155,9 @@ def spread(spark: SparkSession, read: dict[str, str]) -> dict[str, str]:
     """
     Set maxConcurrency to the number of tasks that the cluster runs at the same time.
 
-    The data source itself knows only the driver's cores. Nothing is set if the options have the
-    number, or if they read the queue of one instance of an endpoint, whose replies need one task.
+    The data source itself knows only the driver's cores. Nothing is set if the options have this
+    number. Nor is it set if they read the queue of one instance of an endpoint, because its replies
+    need one task.
     """
     given = SourceOptions.parse(read)
     if given.max_concurrency is not None or given.instances:
@@ -177,12 +182,12 @@ def spread(spark: SparkSession, read: dict[str, str]) -> dict[str, str]:
 
 
 def is_path(table: str) -> bool:
-    """Whether a table is a path, for example `/lake/orders` or `s3://lake/orders`, not a name."""
+    """Return whether a table is a path, as `/lake/orders` or `s3://lake/orders`, and not a name."""
     return "/" in table
 
 
 def quote_table(table: str) -> str:
-    """A table's name or path in SQL."""
+    """Return a table's name or path in SQL."""
     return f"delta.`{table.replace('`', '``')}`" if is_path(table) else table
 
 
@@ -192,7 +197,7 @@ def read_table(reader: DataFrameReader | DataStreamReader, table: str) -> DataFr
 
 
 def has_table(spark: SparkSession, table: str) -> bool:
-    """Whether a Delta table exists; a folder with other content is not one."""
+    """Return whether a Delta table exists. A folder with other content is none."""
     try:
         return isinstance(read_table(spark.read, table).columns, list)
     except AnalysisException as error:
@@ -201,7 +206,8 @@ def has_table(spark: SparkSession, table: str) -> bool:
         raise
 
 
-# do one commit of a table; try again, with pauses of 8 s in total, if another commit came first
+# Does one commit of a table. It tries again, with pauses of 8 s in total, if another commit came
+# first.
 retry_conflicts = stamina.retry(
     on=lambda error: bool(CONFLICT.search(f"{type(error).__name__}: {error}")),
     attempts=8,
@@ -211,7 +217,7 @@ retry_conflicts = stamina.retry(
 
 @retry_conflicts
 def commit(spark: SparkSession, text: str) -> Row:
-    """Change a table by an SQL statement; returns its counts."""
+    """Change a table by an SQL statement; return its counts."""
     return spark.sql(text).collect()[0]
 
 
@@ -229,7 +235,7 @@ def start(writer: DataStreamWriter, settings: StreamSettings) -> StreamingQuery:
     return writer.option("checkpointLocation", settings.checkpoint).trigger(**when).start()
 
 
-def receive(
+def receive_queues(
     spark: SparkSession, settings: StreamSettings, write: Callable[[DataFrame], StreamingQuery]
 ) -> dict[str, Any]:
     """
@@ -238,7 +244,7 @@ def receive(
     Args:
         spark: the session.
         settings: say what to read, and when.
-        write: starts the stream of a read; it may be called more than once.
+        write: starts the stream of a read. It may be called more than once.
 
     Returns:
         `messages` and `batches`.
@@ -249,24 +255,29 @@ def receive(
     stops: list[int | None] = []  # the last seq of each queue after the first run
     with sigterm() as asked:
         while True:
-            tally = watch(write(load(spark, read)), asked)
+            tally = watch(write(load_stream(spark, read)), asked)
             totals.update(messages=tally.messages, batches=tally.batches)
-            ends = look(SourceOptions.parse(read)) if again else []
-            stops = stops or [end.last for end in ends]  # of delayed messages that were due, too
+            ends = find_ends(SourceOptions.parse(read)) if again else []
+            # the first run has moved due messages into the queues, so these are counted too
+            stops = stops or [end.last for end in ends]
             if not any_waits(ends, stops) or asked.is_set() or not tally.worked:
                 return dict(totals)  # later messages may wait
             read.pop("purgeOnStartup", None)  # later messages must not be purged
 
 
 def any_waits(ends: Sequence[SeqEnds], stops: Sequence[int | None]) -> bool:
-    """Return whether any queue has messages up to its stop, a seq; None: it has none to receive."""
+    """
+    Return whether any queue has messages up to its stop.
+
+    A stop is a seq, or None if the queue has nothing to receive.
+    """
     return any(
         end.first is not None and stop is not None and end.first <= stop
         for end, stop in zip(ends, stops, strict=True)
     )
 
 
-def look(source: SourceOptions) -> list[SeqEnds]:
+def find_ends(source: SourceOptions) -> list[SeqEnds]:
     """Return the lowest and the highest seq of each queue."""
     with Session(source, "job") as session:
         connection = session.open()
@@ -278,8 +289,8 @@ def look(source: SourceOptions) -> list[SeqEnds]:
             ]
 
 
-def load(spark: SparkSession, read: dict[str, str]) -> DataFrame:
-    """The stream of a read."""
+def load_stream(spark: SparkSession, read: dict[str, str]) -> DataFrame:
+    """Return the stream of a read."""
     return spark.readStream.format("sqlqueue").options(**read).load()
 
 
@@ -313,7 +324,7 @@ class Tally:
     seen: str = ""  # the time of the last progress
 
     def note(self) -> None:
-        """Count new progress; Spark keeps the progress of 100 batches."""
+        """Count new progress. Spark keeps the progress of 100 batches."""
         latest = self.query.lastProgress
         if latest is None or latest.timestamp == self.seen:
             return
@@ -327,7 +338,7 @@ class Tally:
 
 
 def watch(query: StreamingQuery, asked: threading.Event) -> Tally:
-    """Wait until a stream ends, or until it was asked to stop and its batch ended."""
+    """Wait until a stream ends, or until somebody asked it to stop and its batch ended."""
     tally = Tally(query)
     while not query.awaitTermination(0.25):  # type: ignore[arg-type]  # takes fractions
         before = tally.last
@@ -341,7 +352,7 @@ def watch(query: StreamingQuery, asked: threading.Event) -> Tally:
 # ---------------------------------------------------------------- the database of a stream
 
 
-def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
+def bind_checkpoint(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
     """
     Bind a stream's checkpoint to the database that it sends to, before the stream starts.
 
@@ -356,14 +367,16 @@ def bind(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> None:
     """
     if sink.delivery != "exactlyOnce":
         return
-    # a folder of one file, because Spark writes only folders
+    # It is a folder with one file, because Spark writes only folders.
     note = f"{checkpoint.rstrip('/')}/sqlqueue_target"
-    known, _, was = checkpoints.text(spark, note).partition("\n")
+    known, _, was = checkpoints.read_text(spark, note).partition("\n")
     with StateSession(sink, "job") as session:
         here = f"{session.open().server}, stateSchema {sink.state_schema}"
-        if known and session.run_with_retries(partial(read_state, sink=known)) != UNKNOWN:
+        if known and session.run_with_retries(partial(read_state, sink=known)) != REQUEST_UNKNOWN:
             return
-        logs = (checkpoints.read(spark, f"{checkpoint}/{log}") for log in ("offsets", "commits"))
+        logs = (
+            checkpoints.read_files(spark, f"{checkpoint}/{log}") for log in ("offsets", "commits")
+        )
         batch, done = map(checkpoints.newest, logs)
         if known and batch > done:
             raise BadSettings(

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark import checkpoints, functions
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import PATIENCE, Destinations
+from sqlq_spark.database.destinations import LOCK_PATIENCE, Destinations
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.jobs import streams
@@ -34,38 +34,44 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-MOST_QUEUES = 8  # of the answers of a batch; others would be checked one by one
-LONGEST = 1000  # characters of an answer's headers, and of its address
-# properties of a snapshot of Iceberg; Spark makes options lower case
-APPLICATION, BATCH = "sqlqueue.application", "sqlqueue.batch"
+# The answers of a batch go to this many queues, because each queue is checked alone.
+MOST_QUEUES = 8
+# Longer headers of an answer, or a longer address, are left out.
+LONGEST = 1000  # characters
+# Properties of a snapshot of Iceberg. Spark makes options lower case.
+APPLICATION = "sqlqueue.application"
+BATCH = "sqlqueue.batch"
 
 
-def receive(
+def receive_into(
     spark: SparkSession,
     settings: StreamSettings,
     columns: Callable[[DataFrame], DataFrame],
     write: Callable[[DataFrame, str, int], None],
 ) -> dict[str, Any]:
     """
-    Run a stream from queues as `streams.receive`, and return its totals.
+    Run a stream from queues as `streams.receive_queues`, and return its totals.
 
-    `columns` makes the rows of what is read. `write` gets each micro-batch of them, the stream's id
-    and the number of the batch. With Spark Connect it is pickled, and runs in a process of the
-    server.
+    Args:
+        spark: the session.
+        settings: say what to read, and when.
+        columns: makes the rows to write of what was read.
+        write: writes a micro-batch of them. It gets the rows, the stream's id and the number of the
+            batch. With Spark Connect it is pickled, and runs in a process of the server.
     """
     query = ""
 
     def write_batch(batch: DataFrame, number: int) -> None:
         nonlocal query
-        if not query:  # the id is the same for the life of its checkpoint
+        if not query:  # the id is the same as long as the checkpoint exists
             file = f"{settings.checkpoint.rstrip('/')}/metadata"
-            query = str(json.loads(checkpoints.text(batch.sparkSession, file))["id"])
+            query = str(json.loads(checkpoints.read_text(batch.sparkSession, file))["id"])
         write(batch, query, number)
 
     def begin(received: DataFrame) -> StreamingQuery:
         return streams.start(columns(received).writeStream.foreachBatch(write_batch), settings)
 
-    return streams.receive(spark, settings, begin)
+    return streams.receive_queues(spark, settings, begin)
 
 
 def keep(
@@ -78,8 +84,8 @@ def keep(
     """
     Receive into the Delta table of the settings, and tidy it at the end.
 
-    A stream that runs on tidies after each batch. With Spark Connect the totals have no counts of
-    it, because another process does it.
+    A stream that runs on tidies after each batch. With Spark Connect another process does that, so
+    the totals have no counts of it.
     """
     done = Counter[str]()
 
@@ -88,7 +94,7 @@ def keep(
         if settings.trigger != "availableNow":
             done.update(tidy(batch.sparkSession, settings))
 
-    totals = receive(spark, settings, columns, write)
+    totals = receive_into(spark, settings, columns, write)
     done.update(tidy(spark, settings))
     return totals | done
 
@@ -97,9 +103,10 @@ def append_delta(
     rows: DataFrame, table: str, name: str, number: int, partitions: Sequence[str] = ()
 ) -> None:
     """
-    Append rows to a Delta table, which is created if it is missing, unless it has this write.
+    Append rows to a Delta table, unless it has this write. A missing table is created.
 
-    The write is known by its name and number; `partitions` are columns of a new table.
+    The table recognises the write by its name and number. A new table is partitioned by the columns
+    `partitions`.
     """
     writer = rows.write.format("delta").mode("append").partitionBy(*partitions)
     writer = writer.options(mergeSchema=True, txnAppId=name, txnVersion=number)
@@ -111,16 +118,16 @@ def append_delta(
 
 def append_iceberg(rows: DataFrame, table: str, name: str, number: int) -> None:
     """
-    Append rows to an Iceberg table as `append_delta`.
+    Append rows to an Iceberg table, unless it has this write. A missing table is created.
 
-    Iceberg has no check of names and numbers for a batch write. So they are written into the
-    properties of the snapshot, and are looked up before the next write, as by Iceberg's own
-    streaming sink. The look finds the write as long as its snapshot is in the table's history, and
-    two drivers may both look before one writes.
+    Iceberg does not check names and numbers of a batch write. So they are written into the
+    properties of the snapshot, and are looked up before the next write. Iceberg's own streaming
+    sink does the same. The write is found as long as its snapshot is in the table's history. Two
+    drivers may both look before one of them writes.
     """
     spark = rows.sparkSession
     if not spark.catalog.tableExists(table):
-        # an empty table that takes new columns
+        # The new table is empty, and accepts new columns.
         creator = rows.limit(0).writeTo(table).using("iceberg")
         creator.tableProperty("write.spark.accept-any-schema", "true").create()
     spark.sql(f"REFRESH TABLE {table}")  # another session's cache may be older
@@ -137,14 +144,19 @@ def append_iceberg(rows: DataFrame, table: str, name: str, number: int) -> None:
     rows.writeTo(table).options(**options, **mark).append()
 
 
-def acknowledge(processed: DataFrame, options: SinkOptions, *, json: bool) -> None:
+def report_retries(processed: DataFrame, options: SinkOptions, *, json: bool) -> None:
     """
     Report to ServiceControl the messages that it returned, after their batch was written.
 
     The addresses come from messages. So an answer goes only where a message may be forwarded: to
     tables of the owner of the queue that the message came from, or to those in allowedDestinations.
     An answer that cannot be sent is logged and left out. It fails no batch. A repeated answer has
-    no effect. `options` are of a sink in the database of the queues.
+    no effect.
+
+    Args:
+        processed: the rows of the batch.
+        options: those of a sink in the database of the queues.
+        json: whether the headers are text.
     """
     answer = F.struct(*functions.acknowledge_retries(json=json), F.col("queue").alias("source"))
     answers = (
@@ -165,11 +177,14 @@ def acknowledge(processed: DataFrame, options: SinkOptions, *, json: bool) -> No
 
 def send_to(source: str, queue: str, headers: list[str], options: SinkOptions) -> int:
     """
-    Send the answers to messages of one queue to one queue; returns how many, 0 if it is impossible.
+    Send the answers to messages of one queue to another queue.
 
     They are inserted in one transaction, which waits only for a short time.
+
+    Returns:
+        How many answers were sent; 0 if that is impossible.
     """
-    rows = [{"body": b"", "headers": each, "queue": queue} for each in headers]
+    rows = [{"body": b"", "headers": text, "queue": queue} for text in headers]
     try:
         answers = Sender(options=options, partition=0).messages(pa.RecordBatch.from_pylist(rows), 0)
         with Session(options, "acknowledge") as session:
@@ -177,7 +192,7 @@ def send_to(source: str, queue: str, headers: list[str], options: SinkOptions) -
             received_from = connection.names.parse_address(source)
             connection.trusted = options.trusted.with_named([received_from])
             answered = Destinations(connection, source=received_from, by_header=True)
-            with transaction(connection, timeout=min(PATIENCE, options.query_timeout)):
+            with transaction(connection, timeout=min(LOCK_PATIENCE, options.query_timeout)):
                 Inserts(connection, options, answered).insert(answers)
     except SqlQueueError as error:
         log.warning("%s: retries cannot be acknowledged in %.200r: %s", source, queue, error)

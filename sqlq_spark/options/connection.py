@@ -1,7 +1,8 @@
 """
-How options are parsed, and those that all have: the database and how to reach it.
+Parse options, and define those that reads, writes and commands share: the database and its login.
 
-`DatabaseOptions.parse` refuses typos and options of the other side. Other names are left to Spark.
+`DatabaseOptions.parse` refuses typos, options of a write on a read, and the reverse. All other
+names belong to Spark and are ignored.
 """
 
 from __future__ import annotations
@@ -40,26 +41,27 @@ from sqlq_spark.options.names import (
     with_login,
     with_lower_scheme,
 )
+from sqlq_spark.wire.dialects import DIALECTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from sqlq_spark.wire.address import Names, QueueAddress
 
-LOGIN = {"user": "user", "password": "password"}  # options that become part of the url
+LOGIN = {"user": "user", "password": "password"}  # options that `parse` adds to the url
 ZONE = "the time zone in which the .NET endpoints' sessions work, as Europe/Berlin"
-SERVICES = {"azure", "aws"}
+SERVICES = {service for names in DIALECTS.values() for service in names.token_services}
 FUNCTION = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 
-# said where the url is missing: who wrote OPTIONS in CREATE TABLE has given one
+# Added to the error of a missing url. The user may have given one in OPTIONS of CREATE TABLE.
 OF_A_TABLE = (
     "In SQL, Spark does not pass on the OPTIONS of CREATE TABLE: use CREATE TEMPORARY VIEW, or "
     "write WITH (url '…') after the name of the table"
 )
-CHECKPOINT = "checkpointlocation"  # Spark's own option, allowed on both sides of a stream
+CHECKPOINT = "checkpointlocation"  # Spark's own option, which a read and a write may have
 
-# what to use here → options of other sources and sinks
-# A ported job would otherwise run without its limit, and delete all that waits.
+# What to use here → options of other sources and sinks. They raise an error. Otherwise a job that
+# comes from another source would run without its limits, and receive all messages that wait.
 INSTEAD = {
     "name the queue by queue, or several of a read by queues": (
         "subscribe subscribePattern assign dbtable query subscriptionId"
@@ -89,7 +91,11 @@ FOREIGN = {
 
 
 def _read_credentials(text: str) -> str:
-    """Read what gives the password; an error does not show the text, which may be a password."""
+    """
+    Read the name of a service or of a function that returns passwords.
+
+    An error does not show the text, because it may be a password.
+    """
     if text.lower() in SERVICES:
         return text.lower()
     if not FUNCTION.fullmatch(text):
@@ -102,58 +108,68 @@ credentials = Reader("azure, aws or package.module:function", _read_credentials)
 
 @dataclass(frozen=True, slots=True)
 class Trusted:
-    """Whose tables a session uses, beside those of itself, superusers and the database's owner."""
+    """
+    The owners whose tables a session uses.
+
+    The session's own login, superusers and the database's owner are always among them.
+    """
 
     roles: tuple[str, ...] = ()  # the option trustedOwners
-    named: tuple[QueueAddress, ...] = ()  # tables of options and arguments: their owners' too
-    state_schema: str | None = None  # if the option names it: its owner's too
-    allowed: tuple[QueueAddress, ...] = ()  # the option allowedDestinations: whoever owns them
+    named: tuple[
+        QueueAddress, ...
+    ] = ()  # the owners of these tables are trusted: the user names them
+    state_schema: str | None = None  # if the user names it, its owner is trusted
+    allowed: tuple[QueueAddress, ...] = ()  # tables that are used whoever owns them
 
     def values(self, names: Names) -> dict[str, str]:
-        """Return what statements ask that look whose tables are trusted."""
+        """Return these values as parameters of the statements that check owners."""
         named = [names.place_of(queue) for queue in self.named]
         if self.state_schema is not None:
             named.append({"schema_name": self.state_schema})
         return {"owners": json.dumps(self.roles), "named": json.dumps(named)}
 
     def with_named(self, queues: Iterable[QueueAddress]) -> Trusted:
-        """Return it with tables that an argument names."""
+        """Return a copy that also trusts the owners of some tables, which an argument names."""
         return replace(self, named=(*self.named, *queues))
 
     def allows(self, catalog: str | None, schema: str, table: str, *, here: bool) -> bool:
-        """Whether the option allowedDestinations lists a table; `here`: in the url's database."""
+        """
+        Return whether the option allowedDestinations lists a table.
+
+        `here` says whether the table is in the database of the url.
+        """
         return any(
-            _fits(each.table, table)
-            and _fits(each.schema or "", schema)
-            and (here if each.catalog is None else _fits(each.catalog, catalog or ""))
-            for each in self.allowed
+            _fits(listed.table, table)
+            and _fits(listed.schema or "", schema)
+            and (here if listed.catalog is None else _fits(listed.catalog, catalog or ""))
+            for listed in self.allowed
         )
 
 
 def _fits(pattern: str, name: str) -> bool:
-    """Whether a name is as a pattern, in which `*` is any text and `?` any character."""
-    return fnmatchcase(name, pattern.replace("[", "[[]"))  # a bracket is a character like others
+    """Return whether a name matches a pattern with the wildcards `*` and `?`."""
+    return fnmatchcase(name, pattern.replace("[", "[[]"))  # a bracket is no wildcard here
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatabaseOptions:
-    """Where the database is, how long to wait for it, and which names it uses."""
+    """The options of the database: where it is, how long to wait, and whose tables are used."""
 
-    # what has these options, and where the options of the other side belong
+    # for an error: the name of this side, and where the options of the other side belong
     side: ClassVar[tuple[str, str]] = ("command", "a read or a write")
 
-    url: str = option("url", words, EXAMPLES, default=MISSING, secret=True)  # with the login
-    # what gives the password at each connect
+    url: str = option("url", words, EXAMPLES, default=MISSING, secret=True)  # contains the login
+    # the service or function that returns a password at each connect
     credentials: str | None = option("credentials", credentials)
     state_schema: str = option("stateSchema", name, "the schema of the state tables", default=STATE)
     query_timeout: float = option(
         "queryTimeout", duration(1, 86400, "a time from 1s to 1d, as 30s"), default=30.0
     )  # seconds
-    # roles whose tables are used
+    # the session uses tables of these roles
     trusted_owners: tuple[str, ...] = option(
         "trustedOwners", parse_roles, "names of roles, separated by commas", default=()
     )
-    # tables that are used whoever owns them; `*` and `?` are wildcards
+    # the session uses these tables, whoever owns them; `*` and `?` are wildcards
     allowed: tuple[QueueAddress, ...] = option(
         "allowedDestinations",
         parse_tables,
@@ -162,7 +178,7 @@ class DatabaseOptions:
     )
     endpoint_time_zone: str | None = option("endpointTimeZone", name, ZONE)
 
-    given: frozenset[str] = frozenset()  # names of options that are set, in lower case
+    given: frozenset[str] = frozenset()  # names of the options that the user has set, in lower case
 
     @cached_property
     def naming(self) -> Names:
@@ -170,12 +186,12 @@ class DatabaseOptions:
 
     @property
     def named_tables(self) -> tuple[QueueAddress, ...]:
-        """The tables that options name, their defaults apart."""
+        """The tables that the user names in options; defaults do not count."""
         return ()
 
     @property
     def trusted(self) -> Trusted:
-        """Whose tables a session with these options uses."""
+        """The owners whose tables a session with these options uses."""
         return Trusted(
             roles=self.trusted_owners,
             named=self.named_tables,
@@ -189,12 +205,12 @@ class DatabaseOptions:
         Read the options that Spark passes on.
 
         Args:
-            raw: option names in any case → text. `user` and `password` become part of the url.
-                `path`, the argument of `.load` and `.save`, is another name of `queue`.
+            raw: names of options in any case → texts. `user` and `password` are added to the url.
+                `path`, the argument of `.load` and `.save`, is another name for `queue`.
             others: values of fields that are no options.
 
         Raises:
-            BadInput: with what was found and what is expected.
+            BadInput: an option is unknown, missing or wrong; the error says what is expected.
         """
         given = {key.lower(): text for key, text in raw.items()}
         if "path" in given:
@@ -210,37 +226,41 @@ class DatabaseOptions:
         url = with_lower_scheme(values["url"])
         url = with_login(url, given.get("user"), given.get("password"))
         if "credentials" in values:
-            _refuse_password(url, values["credentials"], naming)
+            _check_credentials(url, values["credentials"], naming)
         return cls(**values | {"url": url}, given=frozenset(given), **others)
 
     @classmethod
     def _refuse_strays(cls, given: Mapping[str, str]) -> None:
-        own = option_names(cls)
-        known = own | option_names(*DatabaseOptions.__subclasses__())
-        if misplaced := (given.keys() & known.keys()) - own.keys() - {CHECKPOINT}:
+        """Raise an error for an option of the other side, of another source, or with a typo."""
+        this_side = option_names(cls)
+        all_sides = this_side | option_names(*DatabaseOptions.__subclasses__())
+        misplaced = (given.keys() & all_sides.keys()) - this_side.keys() - {CHECKPOINT}
+        if misplaced:
             given_to, home = cls.side
-            raise MisplacedOption(option=known[min(misplaced)], given=given_to, home=home)
-        unknown, likely = given.keys() - known.keys() - {"path", *LOGIN}, own | LOGIN
+            raise MisplacedOption(option=all_sides[min(misplaced)], given=given_to, home=home)
+        unknown = given.keys() - all_sides.keys() - {"path", *LOGIN}
+        likely = this_side | LOGIN
         for key in sorted(unknown):
             if key in FOREIGN:
                 option_name, instead = FOREIGN[key]
                 raise OptionOfOtherSource(option=option_name, instead=instead)
-            if key.startswith("kafka."):  # of Kafka's client
+            if key.startswith("kafka."):  # options of Kafka's client
                 raise OptionOfOtherSource(
                     option=key, instead="url, user and password name the server and login"
                 )
-            # a misspelt limit would set no limit; other names belong to Spark and are left alone
-            if (near := find_near(key, likely)) is not None:
+            # A limit with a misspelt name would have no effect. Other names belong to Spark.
+            near = find_near(key, likely)
+            if near is not None:
                 raise UnknownOption(option=key, near=likely[near])
 
 
-def _refuse_password(url: str, text: str, naming: Names) -> None:
-    """Refuse `credentials` beside a password, and where the database has its own way."""
-    expected = "no password beside it, in the url or as an option"
-    if naming.own_credentials is not None:
-        expected = (
-            f"{naming.own_credentials} instead, with which the driver gets a token at each connect"
-        )
-    elif not OWN_PASSWORD.search(url):
-        return
-    raise BadOption(option="credentials", found=text, expected=expected)
+def _check_credentials(url: str, text: str, naming: Names) -> None:
+    """Refuse `credentials` beside a password, and a service whose tokens the database refuses."""
+    expected = ""
+    if text in SERVICES and text not in naming.token_services:
+        others = " or ".join([*naming.token_services, "package.module:function"])
+        expected = f"{others}, because {naming.database} takes no tokens of {text}"
+    elif OWN_PASSWORD.search(url):
+        expected = "no password beside it, in the url or as an option"
+    if expected:
+        raise BadOption(option="credentials", found=text, expected=expected)

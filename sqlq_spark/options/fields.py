@@ -1,8 +1,8 @@
 """
-Typed settings: how a text becomes a value, for options, for settings of jobs and for flags.
+How a text becomes a typed value: for options, for settings of jobs, and for flags of commands.
 
-An option is a field of a dataclass. The field's metadata holds the option's name, its reader and
-what the option expects. The field's default is the option's default.
+An option is a field of a dataclass. The field's metadata has the option's name, its reader, and
+what an error says is expected. The field's default is the option's default.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
     from sqlq_spark.wire.address import Names
 
-LIKELY_TYPO = 0.8  # from this similarity on, a name is taken for a misspelt option
+LIKELY_TYPO = 0.8  # a name of this similarity or more is treated as a misspelt option
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 INT64 = 2**63 - 1
-DEFAULT_MESSAGE_SIZE = 256 << 20  # of maxMessageBytes; a larger message is not fetched
-LARGEST_MESSAGE = max(names.largest_message for names in DIALECTS.values())  # of any database
-DEFAULT_HEADER_SIZE = 1 << 20  # of maxHeaderBytes; endpoints write kilobytes
+DEFAULT_MESSAGE_SIZE = 256 << 20  # default of maxMessageBytes; a larger message is not fetched
+LARGEST_MESSAGE = max(names.largest_message for names in DIALECTS.values())  # in any database
+DEFAULT_HEADER_SIZE = 1 << 20  # default of maxHeaderBytes; endpoints write a few kilobytes
 LONGEST_NAME = 63  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Makes a value of a text, or raises a ValueError; an error says what was `expected`."""
+    """Turns a text into a value, or raises a ValueError. An error then says what is `expected`."""
 
     expected: str
     read: Callable[[str], Any]
@@ -47,18 +47,18 @@ def option(
     read: Reader | Callable[[str, str, Names], Any],
     expected: str | None = None,
     *,
-    default: Any = None,  # noqa: ANN401 - as dataclasses.field
+    default: Any = None,  # noqa: ANN401 - as in dataclasses.field
     secret: bool = False,
 ) -> Any:  # noqa: ANN401
     """
-    Describe an option.
+    Return the dataclass field of an option.
 
     Args:
-        public: its name.
+        public: the option's name.
         read: reads its text. An option that names queues or tables has a function of names.py.
-        expected: what an error says was expected; a Reader knows it.
+        expected: what an error says is expected; None: the Reader says it.
         default: the field's default; MISSING: the option is required.
-        secret: `repr` leaves it out.
+        secret: whether `repr` leaves the value out.
     """
     expected = expected or (read.expected if isinstance(read, Reader) else None)
     metadata = {"option": public, "read": read, "expected": expected}
@@ -67,43 +67,45 @@ def option(
 
 def option_fields(cls: type) -> list[Field[Any]]:
     """Return the fields of a dataclass that are options."""
-    return [each for each in fields(cls) if "option" in each.metadata]
+    return [member for member in fields(cls) if "option" in member.metadata]
 
 
 def option_names(*classes: type) -> dict[str, str]:
-    """Return the names of all options by their lower case."""
-    names = (each.metadata["option"] for cls in classes for each in option_fields(cls))
+    """Return the names of all options of some classes: in lower case → as users write them."""
+    names = (member.metadata["option"] for cls in classes for member in option_fields(cls))
     return {public.lower(): public for public in names}
 
 
-def read_option(each: Field[Any], text: str, naming: Names) -> Any:  # noqa: ANN401
-    """Read the text of one option; BadOption says what it expects."""
-    public, read = each.metadata["option"], each.metadata["read"]
+def read_option(member: Field[Any], text: str, naming: Names) -> Any:  # noqa: ANN401
+    """Read the text of one option; raise BadOption, which says what is expected."""
+    public = member.metadata["option"]
+    read = member.metadata["read"]
     try:
         return read(text) if isinstance(read, Reader) else read(public, words(text), naming)
     except ValueError:
-        raise BadOption(option=public, found=text, expected=each.metadata["expected"]) from None
+        raise BadOption(option=public, found=text, expected=member.metadata["expected"]) from None
 
 
 def read_options(cls: type, given: Mapping[str, str], naming: Names) -> dict[str, Any]:
     """
-    Read the options of a dataclass that are given, as the fields' names → values.
+    Read those options of a dataclass that the user has set; return the fields' names → values.
 
-    `given` has the texts by the options' names in lower case. BadOption and MissingOption say what
-    is expected.
+    `given` has the options' names in lower case → texts. BadOption and MissingOption say what is
+    expected.
     """
     values = {}
-    for each in option_fields(cls):
-        public = each.metadata["option"]
-        if (text := given.get(public.lower())) is not None:
-            values[each.name] = read_option(each, text, naming)
-        elif each.default is MISSING:
-            raise MissingOption(option=public, example=each.metadata["expected"])
+    for member in option_fields(cls):
+        public = member.metadata["option"]
+        text = given.get(public.lower())
+        if text is not None:
+            values[member.name] = read_option(member, text, naming)
+        elif member.default is MISSING:
+            raise MissingOption(option=public, example=member.metadata["expected"])
     return values
 
 
 def find_near(name: str, known: Iterable[str], *, likely: float = LIKELY_TYPO) -> str | None:
-    """Return the known name for which another one is likely meant."""
+    """Return the known name that is most similar to `name`; None: none is similar enough."""
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=likely)), None)
 
 
@@ -111,21 +113,21 @@ def find_near(name: str, known: Iterable[str], *, likely: float = LIKELY_TYPO) -
 
 
 def require(fine: object) -> None:
-    """Raise the ValueError of a reader, unless it takes the text."""
+    """Raise the ValueError of a reader, unless the condition holds."""
     if not fine:
         raise ValueError
 
 
 def duration(least: float, most: float = math.inf, expected: str = "a time, as 15m") -> Reader:
-    """Return a reader of `250ms`, `1s`, `15m`, `2 hours` as seconds between two bounds."""
+    """Return a reader of times as `250ms`, `1s`, `15m`, `2 hours`; its value is in seconds."""
     units = r"ms|millis\w*|s|sec\w*|m|min\w*|h|hours?|d|days?"
 
     def read(text: str) -> float:
-        found = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({units})", text)
-        if found is None:
+        parts = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({units})", text)
+        if parts is None:
             raise ValueError
-        unit = "ms" if found[2].startswith(("ms", "mil")) else found[2][0]
-        seconds = float(found[1]) * SECONDS[unit]
+        unit = "ms" if parts[2].startswith(("ms", "mil")) else parts[2][0]
+        seconds = float(parts[1]) * SECONDS[unit]
         require(least <= seconds <= most)
         return seconds
 
@@ -141,7 +143,7 @@ def whole_number(least: int) -> Reader:
 
 
 def one_of(*known: str) -> Reader:
-    """Return a reader of one of a few words, in any case."""
+    """Return a reader that accepts a few words, in upper or lower case."""
     *others, last = known
     words_by_case = {word.lower(): word for word in known}
 
@@ -153,23 +155,23 @@ def one_of(*known: str) -> Reader:
 
 
 def _read_size(text: str) -> int:
-    """Read `1048576`, `64m`, `1GiB` as bytes."""
-    found = re.fullmatch(r"(\d{1,15})\s*([kmg]?)(?:i?b)?", text.lower())
-    if found is None or int(found[1]) < 1:
+    """Read a size as `1048576`, `64m` or `1GiB`; return bytes."""
+    parts = re.fullmatch(r"(\d{1,15})\s*([kmg]?)(?:i?b)?", text.lower())
+    if parts is None or int(parts[1]) < 1:
         raise ValueError
-    return min(int(found[1]) * BYTES[found[2]], INT64)
+    return min(int(parts[1]) * BYTES[parts[2]], INT64)
 
 
 def read_message_size(option: str, text: str, naming: Names) -> int:
-    """Read the bytes of one message; BadOption names the most that the database can hold."""
+    """Read the size of one message in bytes; BadOption names the database's limit."""
     most = naming.largest_message
     try:
-        found = _read_size(text)
-        require(found <= most)
+        size = _read_size(text)
+        require(size <= most)
     except ValueError:
         expected = f"bytes, at least 1 and at most {most >> 20}m, as 268435456 or 256m"
         raise BadOption(option=option, found=text, expected=expected) from None
-    return found
+    return size
 
 
 def _read_name(text: str) -> str:
@@ -179,7 +181,7 @@ def _read_name(text: str) -> str:
 
 def _read_words(text: str) -> str:
     require(text.strip())
-    text.encode()  # raises a ValueError for half of a surrogate pair
+    text.encode()  # it raises a ValueError for half of a surrogate pair
     return text
 
 

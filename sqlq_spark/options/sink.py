@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import Names
 
 SUBSCRIPTION_TABLE = "SubscriptionRouting"  # the transport's default
-FAIL = "fail"  # of `undeliverable`
-LONGEST_APPLICATION = 150  # characters of txnAppId
+FAIL = "fail"  # a value of the option `undeliverable`
+LONGEST_APPLICATION = 150  # characters of the option txnAppId
 
 
 def _parse_undeliverable(option: str, text: str, naming: Names) -> QueueAddress | None:
@@ -45,7 +45,7 @@ def _read_types(text: str) -> str:
 
 
 def _read_application(text: str) -> str:
-    # SQL Server ignores blanks at the end of names: two writes would be one
+    # SQL Server ignores blanks at the end of a text, so two names could be equal there
     require(len(words(text)) <= LONGEST_APPLICATION and text == text.strip())
     return text
 
@@ -73,11 +73,11 @@ lifetime = Reader("hh:mm:ss, at most 24.20:31:23", parse_span)
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions(DatabaseOptions):
-    """Options of a write, parsed once. Only this package sees a raw option."""
+    """The options of a write. They are parsed once; other modules see only these values."""
 
     side: ClassVar[tuple[str, str]] = ("write", "spark.read or spark.readStream")
 
-    # where all rows go that are not published; None: to their own queues
+    # the queue for rows that are not published and name none; None: each row must name its own
     address: QueueAddress | None = option(
         "queue", parse_queue, "a queue's name, also as .save(name)"
     )
@@ -88,17 +88,17 @@ class SinkOptions(DatabaseOptions):
         "a table's name, written as a queue's",
         default=QueueAddress(SUBSCRIPTION_TABLE),
     )
-    # where delayed rows wait; None: in the table of their destination
+    # the table in which delayed rows wait; None: each destination's own table
     delayed_address: QueueAddress | None = option(
         "delayedQueue", parse_table, "a table's name, as Shop.Orders.Delayed"
     )
-    # where rows go that cannot be sent to their own destination; None: such a row fails its batch
+    # the queue for rows that cannot be sent to their destination; None: such a row fails its batch
     undeliverable_address: QueueAddress | None = option(
         "undeliverable", _parse_undeliverable, "fail, or an error queue's name"
     )
     delivery: str = option("delivery", one_of("exactlyOnce", "atLeastOnce"), default="exactlyOnce")
     max_rate: int | None = option("maxMessagesPerSecond", count)
-    # messages in a destination
+    # sending pauses while a destination has more messages than this
     pause_above: int | None = option("pauseAboveBacklog", whole_number(0))
     transaction_mode: str | None = option(
         "transactionMode",
@@ -121,12 +121,12 @@ class SinkOptions(DatabaseOptions):
 
     @property
     def settles(self) -> bool:
-        """Whether sends and the settling of their micro-batch's receipts commit together."""
+        """Whether one transaction sends a micro-batch's messages and settles its receipts."""
         return self.transaction_mode is not None
 
     @property
     def fills_legacy_columns(self) -> bool:
-        """Whether CorrelationId and ReplyToAddress are also written into columns of their own."""
+        """Whether the headers CorrelationId and ReplyToAddress are also written into columns."""
         return self.legacy_columns and self.naming.has_legacy_columns
 
     @property
@@ -138,13 +138,13 @@ class SinkOptions(DatabaseOptions):
 
     @property
     def names_subscriptions(self) -> bool:
-        """Whether an option needs the table of subscriptions, whatever the rows say."""
-        named = self.subscription_address != QueueAddress(SUBSCRIPTION_TABLE)
-        return named or self.topics is not None
+        """Whether the options alone show that the table of subscriptions is needed."""
+        is_named = self.subscription_address != QueueAddress(SUBSCRIPTION_TABLE)
+        return is_named or self.topics is not None
 
     @property
     def names_tables(self) -> bool:
-        """Whether any option names a table to which rows go, or that says where they go."""
+        """Whether an option names a table of destinations, delayed messages or subscriptions."""
         tables = (self.address, self.delayed_address, self.undeliverable_address)
         return self.names_subscriptions or any(tables)
 
@@ -166,23 +166,23 @@ class SinkOptions(DatabaseOptions):
                 else "exactlyOnce with maxMessagesPerSecond, or pauseAboveBacklog instead"
             )
             raise BadOption(option="delivery", found=self.delivery, expected=expected)
-        lifetime, reply = self.time_to_be_received, self.reply_to_address
-        headers = (
-            self.message_type,
-            self.content_type,
-            self.originating_endpoint,
-            None if reply is None else self.naming.print_address(reply),
-            None if lifetime is None else f"{lifetime} ms",
+        stated = list(
+            filter(None, (self.message_type, self.content_type, self.originating_endpoint))
         )
-        stated = list(filter(None, headers))
+        if self.reply_to_address is not None:
+            stated.append(self.naming.print_address(self.reply_to_address))
+        if self.time_to_be_received is not None:
+            stated.append(f"{self.time_to_be_received} ms")
         if self.as_received and stated:
             expected = f"no option that states a header beside it, {stated} here"
             raise BadOption(option="asReceived", found="true", expected=expected)
 
     def _check_transaction(self) -> None:
-        missing, other = "txnVersion", "txnAppId"
-        if (self.txn_app_id is None) != (self.txn_version is None):
-            if self.txn_app_id is None:
-                missing, other = other, missing
-            expected = f"both or none of txnAppId and txnVersion ({other} is there)"
-            raise MissingOption(option=missing, example=expected)
+        has_application = self.txn_app_id is not None
+        has_version = self.txn_version is not None
+        if has_application == has_version:
+            return
+        missing = "txnVersion" if has_application else "txnAppId"
+        given = "txnAppId" if has_application else "txnVersion"
+        expected = f"both or none of txnAppId and txnVersion ({given} is there)"
+        raise MissingOption(option=missing, example=expected)

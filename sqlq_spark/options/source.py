@@ -22,6 +22,12 @@ from sqlq_spark.options.fields import (
 )
 from sqlq_spark.options.names import parse_queue, parse_queues
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sqlq_spark.wire.address import QueueAddress
+
+# the columns of a read with headersFormat=map → their types in Spark's SQL
 COLUMNS = {
     "id": "string",
     "correlationId": "string",
@@ -34,12 +40,8 @@ COLUMNS = {
     "queue": "string",
 }
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from sqlq_spark.wire.address import QueueAddress
-
-WRITE = (  # where the options of a write belong
+# an error says so of an option of a write: where it belongs
+WRITE = (
     "df.write or df.writeStream. In SQL, name the columns to send: "
     "CREATE TEMPORARY VIEW … (body STRING) USING sqlqueue"
 )
@@ -47,7 +49,7 @@ WRITE = (  # where the options of a write belong
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions(DatabaseOptions):
-    """Options of a read, parsed once. Only this package sees a raw option."""
+    """The options of a read. They are parsed once; other modules see only these values."""
 
     side: ClassVar[tuple[str, str]] = ("read", WRITE)
 
@@ -72,38 +74,28 @@ class SourceOptions(DatabaseOptions):
         "peekDelay", duration(0.1, expected="a time of at least 100ms, as 1s"), default=1.0
     )  # seconds
     headers_format: str = option("headersFormat", one_of("map", "json"), default="map")
-    # where poison messages go
+    # the queue to which poison messages are moved; None: they are delivered with corruptHeaders
     error_address: QueueAddress | None = option("errorQueue", parse_queue, "a queue's name")
     delayed_delivery: bool = option("delayedDelivery", flag, default=False)
     purge_on_startup: bool = option("purgeOnStartup", flag, default=False)
-    # whether a starting stream looks for an endpoint that owns the queue
+    # whether a stream, when it starts, warns if an endpoint seems to own the queue
     warn_if_shared: bool = option("warnIfShared", flag, default=True)
     fail_on_data_loss: bool = option("failOnDataLoss", flag, default=True)
-    # Whether a batch that left fewer receipts than tasks ends the query and stays open. None: a
-    # batch of which no task ran is closed, and ends only a run of AvailableNow.
+    # Whether a batch that left fewer receipts than it had tasks ends the query and stays open.
+    # None: if no task of the batch ran, the batch is closed, and ends only a run of AvailableNow.
     fail_on_missing_receipts: bool | None = option("failOnMissingReceipts", flag)
 
-    cores: int | None = None  # of the cluster, if `register` saw them
+    cores: int | None = None  # cores of the cluster; None: `register` was not called
 
     def __post_init__(self) -> None:
+        self._check_one_of_queue_and_queues()
         self._check_queues()
         self._check_limits()
 
     @cached_property
     def addresses(self) -> tuple[QueueAddress, ...]:
         """The queues to read, at least one."""
-        if self.queue is None:
-            if not self.queues:
-                raise MissingOption(
-                    option="queue",
-                    example="a queue's name, also as .load(name), or several in queues",
-                )
-            return self.queues
-        if self.queues:
-            name, *names = map(self.naming.print_address, (self.queue, *self.queues))
-            expected = f"nothing beside the one queue {name}"
-            raise BadOption(option="queues", found=", ".join(names), expected=expected)
-        return (self.queue,)
+        return self.queues if self.queue is None else (self.queue,)
 
     @property
     def named_tables(self) -> tuple[QueueAddress, ...]:
@@ -111,67 +103,73 @@ class SourceOptions(DatabaseOptions):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The canonical addresses of the queues to read."""
+        """The printed addresses of the queues to read."""
         return tuple(map(self.naming.print_address, self.addresses))
 
     @cached_property
     def concurrency(self) -> int:
-        """How many receive tasks one batch has at most."""
+        """The most receive tasks of one batch."""
         cores = self.cores or os.cpu_count() or 2
         return self.max_concurrency or max(2, cores, self.min_concurrency)
 
     @cached_property
     def instances(self) -> frozenset[QueueAddress]:
         """
-        The instance-specific queues of endpoints whose queues are read too.
+        The queues of single instances of endpoints, if the endpoint's queue is read too.
 
-        Such a queue has the name of the endpoint's queue, and goes on with a dot.
+        An instance's queue is named as the endpoint's queue, with a dot and a suffix.
         """
         return frozenset(filter(self._is_instance, self.addresses))
 
     @property
     def limits_headers(self) -> bool:
-        """Whether headers have a limit of their own; one as high as maxMessageBytes is none."""
+        """Whether maxHeaderBytes has an effect; it has none if maxMessageBytes is not higher."""
         return self.max_header_bytes < self.max_message_bytes
 
     @property
     def address(self) -> QueueAddress:
-        """The queue to read, the first of several."""
+        """The queue to read, or the first of several."""
         return self.addresses[0]
 
     @property
     def columns(self) -> dict[str, str]:
-        """Column → type, as a read with these options gives them."""
+        """The columns of a read with these options: name → type."""
         if self.headers_format == "map":
             return COLUMNS
         kept = {name: kind for name, kind in COLUMNS.items() if name != "corruptHeaders"}
         return kept | {"headers": "string"}
 
     def check_columns(self, wanted: Mapping[str, str]) -> None:
-        """Raise BadFrame for a column (→ type) that a read does not give; fewer are allowed."""
+        """
+        Raise BadFrame if a user's schema has a column, or a type, that a read does not have.
+
+        `wanted` has the columns of that schema: name → type. It may have fewer than a read.
+        """
         known = self.columns
         for column, kind in wanted.items():
             if known.get(column) != kind:
                 expected = ", ".join(f"{name} {kind}" for name, kind in known.items())
                 reason = f"a read has no column {column} {kind}; choose from {expected}"
-                if kind == "timestamp_ntz":  # of spark.sql.timestampType=TIMESTAMP_NTZ
+                # a session with spark.sql.timestampType=TIMESTAMP_NTZ reads `timestamp` so
+                if kind == "timestamp_ntz":
                     reason += "; in a schema of your own write TIMESTAMP_LTZ"
                 raise BadFrame(reason=reason, done="read")
 
     def most_tasks(self, address: QueueAddress) -> int | None:
         """
-        Return how many tasks may read one of the queues; None for no limit of its own.
+        Return how many tasks may read one of the queues; None: it has no limit of its own.
 
-        The transport lets one task read an instance-specific queue, which receives replies to one
-        instance.
+        One task reads the queue of a single instance, which receives only the replies to that
+        instance. The transport does the same.
         """
         return 1 if self.max_concurrency is None and address in self.instances else None
 
     def _is_instance(self, address: QueueAddress) -> bool:
-        stem = address.table
-        while stem := stem.rpartition(".")[0]:
+        stem, _, _ = address.table.rpartition(".")
+        while stem:
             if self.naming.print_address(replace(address, table=stem)) in self.names:
                 return True
+            stem, _, _ = stem.rpartition(".")
         return False
 
     def _check_limits(self) -> None:
@@ -183,13 +181,26 @@ class SourceOptions(DatabaseOptions):
                 expected = f"at most {most}, the maximum"
                 raise BadOption(option=public, found=str(least), expected=expected)
 
+    def _check_one_of_queue_and_queues(self) -> None:
+        if self.queue is None and not self.queues:
+            raise MissingOption(
+                option="queue",
+                example="a queue's name, also as .load(name), or several in queues",
+            )
+        if self.queue is not None and self.queues:
+            found = ", ".join(map(self.naming.print_address, self.queues))
+            expected = f"nothing beside the one queue {self.naming.print_address(self.queue)}"
+            raise BadOption(option="queues", found=found, expected=expected)
+
     def _check_queues(self) -> None:
         for name in self.names:
             if self.names.count(name) > 1:
-                found, expected = ", ".join(self.names), f"each queue once, but {name} is twice"
+                found = ", ".join(self.names)
+                expected = f"each queue once, but {name} is twice"
                 raise BadOption(option="queues", found=found, expected=expected)
         if self.error_address is not None:
             name = self.naming.print_address(self.error_address)
             if name in self.names:
-                expected = f"another queue than {'those' if self.queues else 'the one'} read"
+                read_queues = "those" if self.queues else "the one"
+                expected = f"another queue than {read_queues} read"
                 raise BadOption(option="errorQueue", found=name, expected=expected)

@@ -1,7 +1,7 @@
 """
-Reading without receiving: pages of a queue, in the order of seq, that lock and delete nothing.
+Reading without receiving: pages of a queue, in the order of seq. They lock and delete nothing.
 
-A page is a short transaction of its own, or two, so that a slow stream holds no snapshot.
+A page is read in one or two short transactions of its own, so that a slow reader holds no snapshot.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-PAGE_BYTES = 8 << 20  # of a page; one message at least
-FIRST_PAGE = 50  # rows; later ones grow to PAGE_BYTES by what the rows before weighed
-LARGEST_PAGE = 20_000
-NAMED = 20  # seqs in a warning
+PAGE_BYTES = 8 << 20  # of a page, but one message at least
+# Rows of the first page. Later pages grow towards PAGE_BYTES, by the size of the rows before.
+FIRST_PAGE = 50
+LARGEST_PAGE = 20_000  # rows
+GROWTH_OF_PAGES = 8  # a page has at most so many times the rows of the one before
+MOST_NAMED = 20  # seqs in a warning
 HIGHEST_COUNT = 2**31 - 1  # messages
-STOP = HIGHEST_SEQ + 1  # behind all seqs
+STOP = HIGHEST_SEQ + 1  # after all seqs
 EQUAL = ("EqualTo", "EqualNullSafe")  # kinds of filters; neither column is ever null
-# the kind of a filter → the half-open range of seqs that a value stands for
+# The half-open range of seqs that the value of a filter stands for, by the kind of the filter.
 RANGES: dict[str, Callable[[int], tuple[int, int]]] = {
     **dict.fromkeys(EQUAL, lambda seq: (seq, seq + 1)),
     "GreaterThan": lambda seq: (seq + 1, STOP),
@@ -53,8 +55,8 @@ class Selection:
     """
     A half-open range of seqs, and the canonical addresses of queues; None: all queues.
 
-    Spark may offer the filters of the query. Applied here are ranges of `seq`, and equality and
-    lists of `queue`, so that the database reads fewer rows. Spark applies all other filters.
+    Spark may offer the filters of the query. Ranges of `seq`, and equality and lists of `queue`,
+    are applied here, so that the database reads fewer rows. Spark applies all other filters.
     """
 
     first: int = LOWEST_SEQ
@@ -68,73 +70,76 @@ class Selection:
         """
         Narrow the selection by one of Spark's filters.
 
-        Its class is known by its name, because Spark 4.0 has none of these classes.
+        The class of a filter is known by its name, because Spark 4.0 has none of these classes.
 
         Returns:
             The selection, and whether it needs nothing more of Spark for this filter.
         """
-        kind, column = type(condition).__name__, getattr(condition, "attribute", None)
+        kind = type(condition).__name__
+        column = getattr(condition, "attribute", None)
         value: Any = getattr(condition, "value", None)
         if kind == "IsNotNull":
             return self, column in (("seq",), ("queue",))  # neither is ever null
         if column == ("seq",) and kind in RANGES and type(value) is int:
             return self.within(*RANGES[kind](value)), True
         if column == ("seq",) and kind == "In":
-            # what lies between is for Spark
-            seqs = [each for each in value if type(each) is int]
+            # Spark removes the seqs that lie between them
+            seqs = [seq for seq in value if type(seq) is int]
             return self.within(min(seqs), max(seqs) + 1) if seqs else self, False
         if column == ("queue",) and kind in {*EQUAL, "In"}:
-            named = frozenset(value if kind == "In" else [value])
-            both = named if self.queues is None else named & self.queues
-            return replace(self, queues=both), True
+            queues = frozenset(value if kind == "In" else [value])
+            if self.queues is not None:
+                queues &= self.queues
+            return replace(self, queues=queues), True
         return self, False
 
 
 ALL = Selection()
 
 
-def parts(
+def split_queues(
     connection: Connection,
     queues: Sequence[QueueAddress],
     *,
-    parts: int,
+    count: int,
     wanted: Selection = ALL,
 ) -> list[tuple[QueueAddress, int, int]]:
     """
-    Cut the seqs of queues into about `parts` ranges of about even width, of what is wanted.
+    Split the wanted seqs of queues into about `count` ranges of about even width.
 
     Returns:
-        At least one for each queue that is not empty: the queue, and a half-open range; by queue,
+        A queue with a half-open range: one at least for each queue that is not empty; by queue,
         ascending.
     """
     if wanted.queues is not None:
         queues = [queue for queue in queues if connection.canonical(queue) in wanted.queues]
-    ends: list[SeqEnds] = []
+    selections = []
     with transaction(connection):
         use(connection, queues, READ)
         for queue in queues:
             check_types(connection, queue)
-            ends += connection.rows("top", SeqEnds, tables={"queue": queue})
-    found = [
-        wanted.within(0, 0) if end.first is None else wanted.within(end.first, (end.last or 0) + 1)
-        for end in ends
-    ]
-    widths = [max(0, each.stop - each.first) for each in found]
-    shares = apportion(widths, widths, tasks=parts)
-    return [
-        (queue, *part)
-        for queue, each, share in zip(queues, found, shares, strict=True)
-        if share
-        for part in cut(each.first, each.stop, parts=share)
-    ]
+            ends = connection.row("top", SeqEnds, tables={"queue": queue})
+            if ends is None or ends.first is None or ends.last is None:
+                selections.append(wanted.within(0, 0))
+            else:
+                selections.append(wanted.within(ends.first, ends.last + 1))
+    widths = [max(0, selection.stop - selection.first) for selection in selections]
+    shares = apportion(widths, widths, tasks=count)
+    ranges = []
+    for queue, selection, share in zip(queues, selections, shares, strict=True):
+        if share:
+            for first, stop in split_range(selection.first, selection.stop, count=share):
+                ranges.append((queue, first, stop))
+    return ranges
 
 
-def cut(first: int, stop: int, *, parts: int) -> list[tuple[int, int]]:
-    width = -(-(stop - first) // parts)
-    return [(at, min(at + width, stop)) for at in range(first, stop, width)]
+def split_range(first: int, stop: int, *, count: int) -> list[tuple[int, int]]:
+    """Split a half-open range of seqs into at most `count` ranges of even width."""
+    width = -(-(stop - first) // count)
+    return [(start, min(start + width, stop)) for start in range(first, stop, width)]
 
 
-def pages(
+def read_pages(
     connection: Connection,
     queue: QueueAddress,
     first: int,
@@ -146,11 +151,11 @@ def pages(
     """
     Page through a range of seqs.
 
-    `narrow`: without headers and bodies, which are null then. A message of more bytes than
-    `largest` is left out, with a warning.
+    `narrow`: headers and bodies are not read, and are null. A message of more bytes than `largest`
+    is left out, with a warning.
 
     Returns:
-        Tables of QUEUE_ROW by seq, U+FFFD in the place of what is no UTF-8.
+        Tables of QUEUE_ROW by seq. What is not UTF-8 is replaced by U+FFFD.
     """
     rows = LARGEST_PAGE if narrow else FIRST_PAGE
     while first < stop:
@@ -161,14 +166,14 @@ def pages(
             return
         yield fill_columns(leave_out_large(page, connection.printed(queue), largest))
         first = following
-        each = max(1, page.nbytes // page.num_rows)
-        rows = max(1, min(LARGEST_PAGE, rows * 8, PAGE_BYTES // each))
+        row_bytes = max(1, page.nbytes // page.num_rows)
+        rows = max(1, min(LARGEST_PAGE, rows * GROWTH_OF_PAGES, PAGE_BYTES // row_bytes))
 
 
 def read_messages(
     connection: Connection, queue: QueueAddress, first: int, stop: int, messages: int
 ) -> tuple[pa.Table, int]:
-    """Read one page as `pages`; return it, and the seq where the next one begins."""
+    """Read one page as `read_pages` does; return it, and the seq where the next one begins."""
     page, following = read_page(
         connection,
         queue,
@@ -195,17 +200,17 @@ def read_page(
     largest: int,
 ) -> tuple[pa.Table, int]:
     """
-    Read the lowest messages of a range, those of one seq always together.
+    Read the lowest messages of a range. Messages of one seq are always read together.
 
-    Some tables have no unique index on seq. There a page that is full may end between messages of
-    one seq. Then they wait for the next page. If the page has only that seq, all of them are read.
+    Some tables have no unique index on seq. There a full page may end between messages of one seq.
+    Then these messages wait for the next page. If the page has only that seq, all of them are read.
 
     Returns:
         The page, and the seq where the next one begins.
     """
 
     def read(first: int, stop: int, messages: int, size: int, *, narrow: bool) -> pa.Table:
-        # its own transaction: a page that is cut at its bytes ends it
+        # a page that is cut at its bytes ends its transaction, so each has its own
         with transaction(connection):
             use(connection, [queue], READ)
             return connection.arrow(
@@ -235,7 +240,7 @@ def read_page(
 
 
 def leave_out_large(page: pa.Table, queue: str, largest: int) -> pa.Table:
-    """Give the messages of a page that are not too large, with readable texts."""
+    """Return the messages of a page that are not too large, with readable texts."""
     if "large" not in page.column_names:
         return page
     large = page["large"].is_valid()
@@ -244,14 +249,14 @@ def leave_out_large(page: pa.Table, queue: str, largest: int) -> pa.Table:
             "%s: messages larger than %d bytes are left out: seq %s",
             queue,
             largest,
-            ", ".join(map(str, page["seq"].filter(large)[:NAMED].to_pylist())),
+            ", ".join(map(str, page["seq"].filter(large)[:MOST_NAMED].to_pylist())),
         )
         page = page.filter(pc.invert(large))
     return with_readable_texts(page)
 
 
 def fill_columns(page: pa.Table) -> pa.Table:
-    """Give a page with all columns of QUEUE_ROW; null for those that were not asked for."""
+    """Return a page with all columns of QUEUE_ROW. Those that were not read are null."""
     columns = [
         page[field.name].cast(field.type)
         if field.name in page.column_names

@@ -1,16 +1,16 @@
 """
-The driver's side of a stream: acknowledge, look at the queues, plan a batch, and make its tasks.
+The driver's side of a stream: close the last batch, look at the queues, plan the next batch.
 
 Spark calls `latest` with the end of the last batch in its commit log: that is the acknowledgement.
-All that must last is in the offset and in the stream's row. What is remembered here (where a queue
-starts, the ramp, how long messages have waited) only saves work. A new process starts without it.
+All that must last is in the offset and in the stream's row. What a process remembers only saves
+work, and a new process starts without it: see Memory.
 """
 
 from __future__ import annotations
 
 import logging
 import uuid
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from math import ceil, inf
@@ -28,25 +28,33 @@ from sqlq_spark.errors import (
     ReceiptsMissing,
     StreamOfOtherQueue,
 )
-from sqlq_spark.receive import offset, pace, peek, receipts
-from sqlq_spark.receive.offset import INITIAL, Offset, QueuePlan
+from sqlq_spark.receive import pace, peek, receipts
+from sqlq_spark.receive.batch import (
+    INITIAL,
+    Offset,
+    QueuePlan,
+    deal_to_partitions,
+    read_plan,
+    tasks_of,
+    write_plan,
+)
+from sqlq_spark.receive.due import DueMessagePoller
 from sqlq_spark.receive.pace import Backlog, Ramp
 from sqlq_spark.receive.peek import Found, PeekState
-from sqlq_spark.receive.receipts import Acknowledged, Claim
-from sqlq_spark.send.delayed import DueMessagePoller
+from sqlq_spark.receive.receipts import Claim, Closed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
-    from sqlq_spark.receive.offset import BatchPlan
-    from sqlq_spark.receive.task import Task
+    from sqlq_spark.receive.batch import BatchPlan, Task
+    from sqlq_spark.receive.peek import Question
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
 
-MARKS = 1000  # places of a full batch where it can be cut
+MOST_CUTS = 1000  # places of a full batch where it can be cut
 MOST_ABOVE = 10_000_000  # messages above the sequence that one run of AvailableNow receives
 WARN_AGAIN = 60.0  # seconds between two warnings of batches of which no task ran
 UNREAD = (
@@ -59,6 +67,128 @@ UNREAD_AT_END = (
     "%s: no task of batch %d ran, of %d that were planned, so this run ends. %s%d messages are "
     "left in the queue"
 )
+
+
+# ---------------------------------------------------------------- what a process remembers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """
+    What a driver process remembers of its stream between two calls of Spark.
+
+    A call computes the next memory and stores it after the commit. So a transaction that fails has
+    changed nothing. If only the answer to a commit is lost, the lesson of one batch is lost with
+    it, and no batch counts twice.
+    """
+
+    claim: Claim
+    end: Offset = INITIAL  # of the batch that was closed last
+    closed: Closed  # what that batch has received
+    ramp: Ramp
+    looks: Mapping[str, PeekState]  # by the canonical address of a queue
+    planned_end: Offset | None = None  # of the batch that this process planned last
+    waiting_since: float | None = None  # monotonic seconds: since then, too few messages wait
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether this is a run of AvailableNow, which receives what waited at its start."""
+        return any(look.is_frozen for look in self.looks.values())
+
+    @property
+    def rests_until(self) -> float:
+        """When the first queue has rested."""
+        return min(look.rests_until for look in self.looks.values())
+
+    def close(self, end: Offset, closed: Closed, options: SourceOptions) -> Memory:
+        """Remember that the batch of `end` is closed, and learn from what it has received."""
+        claim = replace(self.claim, stream=end.stream)
+        memory = replace(self, end=end, closed=closed, claim=claim)
+        # If a batch was passed over, its messages are still in the queue. No one else holds them.
+        if not closed.tasks or closed.is_passed_over:
+            return memory
+        looks = dict(self.looks)
+        for outcome in closed.outcomes:
+            if outcome.queue in looks:
+                looks[outcome.queue] = peek.learn(looks[outcome.queue], outcome.taken)
+        ramp = self.ramp.after(tasks=closed.tasks, empty=closed.empty, options=options)
+        return replace(memory, looks=looks, ramp=ramp)
+
+    def wait(self, now: float) -> Memory:
+        """Remember since when messages wait."""
+        if not any(look.found.messages for look in self.looks.values()):
+            return replace(self, waiting_since=None)
+        if self.waiting_since is None:
+            return replace(self, waiting_since=now)
+        return self
+
+    def waited(self, now: float) -> float:
+        """Count the seconds since messages were first seen waiting."""
+        if self.is_frozen:
+            return inf  # AvailableNow waits for no more messages
+        return 0.0 if self.waiting_since is None else now - self.waiting_since
+
+    def follow(self, end: Offset) -> Memory:
+        """Remember the end of the batch that was planned now."""
+        return replace(self, planned_end=end, claim=replace(self.claim, stream=end.stream))
+
+    def follow_stored(self, end: Offset) -> Memory:
+        """Remember the end of a batch that was planned before, by a look that is not known."""
+        looks = {name: peek.forget_batch(look) for name, look in self.looks.items()}
+        return replace(self.follow(end), looks=looks)
+
+    def rest(self, now: float, options: SourceOptions) -> Memory:
+        """Let the queues rest for a while, including those in which too few messages wait."""
+        until = now + options.peek_delay
+        if self.waiting_since is not None:
+            until = min(until, max(now, self.waiting_since + options.max_trigger_delay))
+        looks = {
+            name: peek.rest(look, until) if look.is_awake(now) else look
+            for name, look in self.looks.items()
+        }
+        return replace(self, looks=looks)
+
+
+def plan_batch(memory: Memory, options: SourceOptions, now: float) -> tuple[Memory, BatchPlan]:
+    """Plan the next batch by what the last looks found; an empty plan: nothing is to be done."""
+    memory = memory.wait(now)
+    backlogs = [
+        Backlog(
+            memory.looks[name].found.messages,
+            memory.looks[name].found.bytes_each,
+            options.most_tasks(queue),
+        )
+        for name, queue in zip(options.names, options.addresses, strict=True)
+    ]
+    quotas = pace.quotas(
+        backlogs, options, memory.ramp, waited=memory.waited(now), turn=memory.closed.batch
+    )
+    looks = dict(memory.looks)
+    plan = []
+    for name, quota in zip(options.names, quotas, strict=True):
+        if quota is None:
+            continue
+        look, share, bounds = peek.plan_ranges(looks[name], quota)
+        if options.transaction_mode == "none":  # without receipts no outcome is known
+            look = peek.spend(look, quota.messages)
+        looks[name] = look
+        plan.append(
+            QueuePlan(
+                queue=name,
+                messages=quota.messages,
+                share=share,
+                # rounded up, so that SAMPLED times it is no less than the whole sample
+                bytes=ceil(look.found.bytes_each),
+                bounds=bounds,
+            )
+        )
+    if not plan:
+        return memory, ()
+    memory = replace(memory, looks=looks, waiting_since=None)
+    return memory, deal_to_partitions(plan, options.concurrency)
+
+
+# ---------------------------------------------------------------- the driver
 
 
 class StreamDriver:
@@ -77,25 +207,27 @@ class StreamDriver:
         """
         self.options = options
         self.clock = clock
-        self.claim = Claim(options=options, driver=str(uuid.uuid4()))
         self.queues = dict(zip(options.names, options.addresses, strict=True))
-        self.looks = dict.fromkeys(options.names, PeekState())
-        self.ramp = Ramp(options.concurrency)
-        self.due_pollers = {name: DueMessagePoller(at, options) for name, at in self.queues.items()}
-        self._receipts = options.transaction_mode == "receiveOnly"
-        session = StateSession if self._receipts else Session
-        more = len(options.addresses) - 1
-        named = options.address.table + (f" and {more} more" if more else "")
-        self._session = session(options, f"driver {named}")
+        self.memory = Memory(
+            claim=Claim(options=options, driver=str(uuid.uuid4())),
+            closed=Closed(0),
+            ramp=Ramp(options.concurrency),
+            looks=dict.fromkeys(options.names, PeekState()),
+        )
+        self.due_pollers = {
+            name: DueMessagePoller(queue, options) for name, queue in self.queues.items()
+        }
+        self._has_receipts = options.transaction_mode == "receiveOnly"
+        session = StateSession if self._has_receipts else Session
+        others = len(options.addresses) - 1
+        queues = options.address.table + (f" and {others} more" if others else "")
+        self._session = session(options, f"driver {queues}")
         self._at_start = at_start
-        self._purged = self._checked = self._warned = False
+        self._is_purged = False
+        self._is_checked = False
         self._is_over = False  # whether a run of AvailableNow ended before its queues were empty
-        self._planned: Offset | None = None  # the batch that this process has planned last
+        self._has_warned_of_cores = False
         self._warned_of_unread = -inf  # when it was warned of a batch of which no task ran
-        self._acknowledged = INITIAL
-        self._closed = Acknowledged(batch=0)  # what the acknowledged batch has received
-        self._learned = 0  # the batch that the ramp has counted last
-        self._waiting_since: float | None = None
 
     # ------------------------------------------------------------ what Spark calls
 
@@ -104,7 +236,11 @@ class StreamDriver:
         self._session.run_with_retries(self._freeze)
 
     def latest(self, start: Offset) -> Offset:
-        """Acknowledge `start` and plan the batch after it; `start`: there is nothing to do now."""
+        """
+        Acknowledge `start`, plan the batch after it, and return that batch's end.
+
+        Returns `start` if there is nothing to do now.
+        """
         return self._session.run_with_retries(partial(self._latest, start=start))
 
     def acknowledge(self, end: Offset) -> None:
@@ -115,43 +251,46 @@ class StreamDriver:
         """
         Make the tasks of a batch, from its offset alone.
 
-        The options need not name its queues any more: what was received of them must still be
+        The options need not name its queues any more: what was received from them must still be
         handed out.
         """
-        planned = {part.queue for part in end.plan}
+        planned = {queue_plan.queue for queue_plan in end.plan}
         if planned and planned.isdisjoint(self.queues):
             self._session.run_with_retries(partial(self._check_owner, end=end))
-        return offset.tasks_of(end, self.options)
+        return tasks_of(end, self.options)
 
     def report(self) -> dict[str, Any]:
         """Report what the progress shows as `sources[].latestOffset`, in messages and seconds."""
-        now, most, closed = datetime.now(UTC), self.options.max_messages, self._closed
+        now = datetime.now(UTC)
+        memory = self.memory
+        closed = memory.closed
+        outcomes = {outcome.queue: outcome for outcome in closed.outcomes}
         queues = {
-            name: peek.report_queue(name, look.found, most, now)
-            for name, look in self.looks.items()
-            if look.found.messages or name in closed.queues
+            name: peek.report_queue(name, look.found, self.options.max_messages, now)
+            for name, look in memory.looks.items()
+            if look.found.messages or name in outcomes
         }
-        waiting = queues.values()
-        ages = [each["oldestWaited"] for each in waiting if each["oldestWaited"] is not None]
+        ages = [queue["oldestWaited"] for queue in queues.values()]
         report: dict[str, Any] = {
-            "queue": self.claim.queue,
-            "backlog": sum(each["backlog"] for each in waiting),
-            "backlogIsEstimate": any(each["backlogIsEstimate"] for each in waiting),
-            "oldestWaited": max(ages, default=None),
-            "tasks": self.ramp.tasks,
-            "ramp": {"successes": self.ramp.successes, "failures": self.ramp.failures},
+            "queue": memory.claim.queue,
+            "backlog": sum(queue["backlog"] for queue in queues.values()),
+            "backlogIsEstimate": any(queue["backlogIsEstimate"] for queue in queues.values()),
+            "oldestWaited": max((age for age in ages if age is not None), default=None),
+            "tasks": memory.ramp.tasks,
+            "ramp": {"successes": memory.ramp.successes, "failures": memory.ramp.failures},
         }
-        if self._acknowledged.stream is not None:
+        if memory.end.stream is not None:
             report["lastBatch"] = closed.report()
-        if len(self.looks) > 1:
-            for name in queues.keys() & closed.queues.keys():
-                queues[name]["lastBatch"] = closed.queues[name].report()
-            report["queues"] = [*waiting]
+        if len(memory.looks) > 1:
+            for name in queues.keys() & outcomes.keys():
+                last_batch = receipts.report_batch(closed.batch, [outcomes[name]])
+                queues[name]["lastBatch"] = last_batch
+            report["queues"] = [*queues.values()]
         return report
 
     def rest(self) -> float:
         """Return in how many seconds the next look may be."""
-        return max(0.0, min(each.rests_until for each in self.looks.values()) - self.clock())
+        return max(0.0, self.memory.rests_until - self.clock())
 
     def close(self) -> None:
         self._session.close()
@@ -161,100 +300,135 @@ class StreamDriver:
     def _prepare(self, connection: Connection) -> None:
         """At the first use in this process, purge if the options ask for it, and check."""
         options = self.options
-        if options.purge_on_startup and not self._purged:
-            gone = purge(connection, options.addresses)
-            self._purged = True
+        if options.purge_on_startup and not self._is_purged:
+            purged = purge(connection, options.addresses)
+            self._is_purged = True
             queues = ", ".join(map(connection.printed, options.addresses))
-            log.warning("%s: %d messages purged (purgeOnStartup=true)", queues, gone)
-        if not self._checked:
+            log.warning("%s: %d messages purged (purgeOnStartup=true)", queues, purged)
+        if not self._is_checked:
             self._at_start(connection, options)
-            self._checked = True
+            self._is_checked = True
 
     def _freeze(self, connection: Connection) -> None:
         self._prepare(connection)
         for poller in self.due_pollers.values():
             poller.finish(connection)
+        looks = {}
         with transaction(connection):
             use(connection, self.queues.values(), READ)
             for name, queue in self.queues.items():
                 ends = connection.row("top", SeqEnds, tables={"queue": queue})
                 last = None if ends is None else ends.last
                 sequence = find_above(connection, queue, last)
-                self.looks[name] = peek.freeze(self.looks[name], last, sequence)
+                looks[name] = peek.freeze(self.memory.looks[name], last, sequence)
+        self.memory = replace(self.memory, looks=looks)
 
     def _check_owner(self, connection: Connection, end: Offset) -> None:
         """Make sure that a batch of other queues is of our stream, which read them before."""
         self._prepare(connection)
+        claim = self.memory.claim
         if end.stream is None:
-            found = ", ".join(part.queue for part in end.plan)
-            raise StreamOfOtherQueue(found=found, asked=self.claim.queue)
+            queues = ", ".join(queue_plan.queue for queue_plan in end.plan)
+            raise StreamOfOtherQueue(found=queues, asked=claim.queue)
         with transaction(connection):
             queue = connection.value("stream_queue", stream=end.stream)
         if queue is None:
             raise receipts.stream_not_found(connection, end.stream)
-        self.claim.check(queue)
+        claim.check(queue)
 
-    # ------------------------------------------------------------ acknowledge
+    # ------------------------------------------------------------ one call of Spark
 
     def _latest(self, connection: Connection, start: Offset) -> Offset:
         """
-        Close the batch of `start` and plan the one after it, in one transaction.
+        Close the batch of `start`, look, and plan the batch after it, in one transaction.
 
-        It may run again: a batch that is closed stays closed, and a planned batch has its plan. If
-        the plan, or the move of due messages before it, fails, the batch is closed alone.
+        It may run again: a batch that is closed stays closed, and a planned batch keeps its plan.
+        If the plan fails, or the move of due messages before it, the batch is closed alone.
 
-        After a batch of which no task ran, none is planned at once: without a pause the same batch
+        After a batch of which no task ran, none is planned at once. Without a pause the same batch
         would come again and again. A batch that another process planned is followed at once,
         because Spark 4.0 and 4.1 ask only once in each run of AvailableNow.
         """
         self._prepare(connection)
         if self._is_over:
             return start
-        now, known = self.clock(), start == self._acknowledged
+        now = self.clock()
+        is_known = start == self.memory.end
         try:
             self._move_due(connection, now)
-            if known and not any(look.is_awake(now) for look in self.looks.values()):
+            if is_known and now < self.memory.rests_until:
                 return start
-            # to close a batch waits for tasks, which have as long for each statement
-            timeout = connection.timeout * (1 if known else 2)
+            # Closing waits for running tasks, whose statements have the same timeout. So it may
+            # take twice as long.
+            timeout = connection.timeout * (1 if is_known else 2)
             with transaction(connection, timeout=timeout):
-                closed = self._closed
-                if not known:
-                    closed = receipts.acknowledge(connection, start, self.claim)
-                    self._learn(closed)
-                if closed.plan is None:
-                    self._look(connection, now)
-                is_unread = closed.unread_tasks > 0 and start == self._planned and not known
-                following = None if is_unread else self._plan_next(connection, start, closed, now)
+                memory = self.memory if is_known else self._close_last(connection, start)
+                has_unread = not is_known and memory.closed.unread_tasks > 0
+                is_unread = has_unread and start == memory.planned_end
+                if memory.closed.stored_plan is None:
+                    memory = self._look(connection, memory, now)
+                following = None
+                if not is_unread:
+                    memory, following = self._plan_next(connection, memory, now, is_known=is_known)
         except ConnectionLost:
-            # Spark may not have got the last plan: expect no outcome of it
-            self.looks = {name: replace(look, planned=None) for name, look in self.looks.items()}
             raise
         except DatabaseFailure:
             # a table that cannot be read must not keep the receipts of a finished batch
             self._acknowledge(connection, start)
             raise
-        self._note(start, closed)
+        self.memory = memory.rest(now, self.options) if following is None else memory
         if is_unread:
-            self._report_unread(closed, now)
-        elif not known:
-            self._warn_of_unread(closed)
-        if following is None:
-            self._pause(now)
-            return start
-        self.claim = replace(self.claim, stream=following.stream)
-        self._planned = following
-        return following
+            self._report_unread(memory.closed, now)
+        elif not is_known:
+            self._report_closed(memory.closed)
+        return start if following is None else following
 
-    def _report_unread(self, closed: Acknowledged, now: float) -> None:
+    def _acknowledge(self, connection: Connection, end: Offset) -> None:
+        self._prepare(connection)
+        if end == self.memory.end:
+            return
+        with transaction(connection, timeout=2 * connection.timeout):
+            memory = self._close_last(connection, end)
+        self.memory = memory
+        self._report_closed(memory.closed)
+
+    def _move_due(self, connection: Connection, now: float) -> None:
+        """Move due messages, in transactions of their own. The queues that get any are awake."""
+        for name, poller in self.due_pollers.items():
+            if poller.poll(connection, now):
+                awake = {name: peek.wake(self.memory.looks[name])}
+                self.memory = replace(self.memory, looks={**self.memory.looks, **awake})
+
+    # ------------------------------------------------------------ close the last batch
+
+    def _close_last(self, connection: Connection, end: Offset) -> Memory:
+        """Close the batch of `end`, in the transaction that is open."""
+        closed = receipts.acknowledge(connection, end, self.memory.claim)
+        return self.memory.close(end, closed, self.options)
+
+    def _report_closed(self, closed: Closed) -> None:
+        """Log what a batch has received, or that no task of it ran."""
+        queue = self.memory.claim.queue
+        if closed.unread_tasks:
+            log.warning(receipts.MISSING, queue, closed.batch, closed.unread_tasks, 0)
+        if closed.tasks and not closed.is_passed_over:
+            log.info(
+                "%s: batch %d acknowledged: %d messages, %d expired, %d diverted, %d forwarded",
+                queue,
+                closed.batch,
+                *receipts.count_messages(closed.outcomes).values(),
+            )
+
+    def _report_unread(self, closed: Closed, now: float) -> None:
         """
-        Warn of a batch of which no task ran; end a run of AvailableNow, which would have no end.
+        Warn of a batch of which no task ran. End a run of AvailableNow, which would have no end.
 
         Raises:
             ReceiptsMissing: in a run of AvailableNow, unless failOnMissingReceipts is set.
         """
-        queue, tasks = self.claim.queue, closed.unread_tasks
-        if not self._is_frozen:
+        queue = self.memory.claim.queue
+        tasks = closed.unread_tasks
+        if not self.memory.is_frozen:
             if now >= self._warned_of_unread + WARN_AGAIN:
                 self._warned_of_unread = now
                 log.warning(UNREAD, queue, closed.batch, tasks)
@@ -262,7 +436,7 @@ class StreamDriver:
         self._is_over = True
         if self.options.fail_on_missing_receipts is None:
             raise ReceiptsMissing(
-                stream=self.claim.stream,
+                stream=self.memory.claim.stream,
                 batch=closed.batch,
                 tasks=tasks,
                 found=0,
@@ -272,200 +446,101 @@ class StreamDriver:
         at_least = "at least " if backlog["backlogIsEstimate"] else ""
         log.warning(UNREAD_AT_END, queue, closed.batch, tasks, at_least, backlog["backlog"])
 
-    def _warn_of_unread(self, closed: Acknowledged) -> None:
-        """Warn of a batch of which no task ran, if nothing else reports it."""
-        if closed.unread_tasks:
-            log.warning(receipts.MISSING, self.claim.queue, closed.batch, closed.unread_tasks, 0)
+    # ------------------------------------------------------------ look
 
-    @property
-    def _is_frozen(self) -> bool:
-        """Whether this is a run of AvailableNow, which receives what waited at its start."""
-        return any(look.frozen for look in self.looks.values())
-
-    def _move_due(self, connection: Connection, now: float) -> None:
-        for name, poller in self.due_pollers.items():
-            if poller.poll(connection, now):
-                self.looks[name] = peek.wake(self.looks[name])
-
-    def _acknowledge(self, connection: Connection, end: Offset) -> None:
-        self._prepare(connection)
-        if end == self._acknowledged:
-            return
-        with transaction(connection, timeout=2 * connection.timeout):
-            closed = receipts.acknowledge(connection, end, self.claim)
-            self._learn(closed)
-        self._note(end, closed)
-        self._warn_of_unread(closed)
-
-    def _learn(self, closed: Acknowledged) -> None:
-        """Record what a batch has received. A batch that is closed again counts once."""
-        # the messages of one that was passed over wait: no other consumer holds them
-        if not closed.outcome.tasks or closed.batch == self._learned or closed.is_passed_over:
-            return
-        self._learned = closed.batch
-        self.ramp = self.ramp.after(closed.outcome, self.options)
-        for name in self.looks.keys() & closed.queues.keys():
-            self.looks[name] = peek.learn(self.looks[name], closed.queues[name].outcome)
-        log.info(
-            "%s: batch %d acknowledged: %d messages, %d expired, %d diverted, %d forwarded",
-            self.claim.queue,
-            closed.batch,
-            *closed.counts.values(),
-        )
-
-    def _note(self, end: Offset, closed: Acknowledged) -> None:
-        """Remember, after the commit, what is acknowledged."""
-        self._acknowledged, self._closed = end, closed
-        self.claim = replace(self.claim, stream=end.stream)
-
-    # ------------------------------------------------------------ plan
-
-    def _look(self, connection: Connection, now: float) -> None:
+    def _look(self, connection: Connection, memory: Memory, now: float) -> Memory:
         """
         See what waits in the queues that do not rest, and where to cut it.
 
-        These are plain reads that lock and wait for no row. One statement asks for all queues that
-        had nothing at the last look.
+        These are plain reads that lock and wait for no row. One statement asks all queues in which
+        the last look found nothing.
         """
-        options = self.options
-        awake = {name: look for name, look in self.looks.items() if look.is_awake(now)}
+        awake = {name: look for name, look in memory.looks.items() if look.is_awake(now)}
         use(connection, [self.queues[name] for name in awake], READ)
         idle = [name for name, look in awake.items() if not look.found.messages]
-        tables = {f"queue{at}": self.queues[name] for at, name in enumerate(idle)}
-        waiting = connection.values("waiting", tables=tables) if idle else []
-        empty = {*idle} - {idle[place] for place in waiting}
-        query: peek.Query | None
+        tables = {f"queue{place}": self.queues[name] for place, name in enumerate(idle)}
+        places = connection.values("waiting", tables=tables) if idle else []
+        empty = {*idle} - {idle[place] for place in places}
+        looks = dict(memory.looks)
         for name, look in awake.items():
-            state, query = peek.start_look(look, now)
-            while query is not None:
-                started = self.clock()
-                found = Found()
-                if name not in empty:
-                    found = self._find(connection, self.queues[name], query.first, state)
-                state, query = peek.answer_look(
-                    state,
-                    query,
-                    found,
-                    now=now,
-                    took=self.clock() - started,
-                    receipts=self._receipts,
-                    pause=options.peek_delay,
-                )
-            self.looks[name] = state
+            queue = None if name in empty else self.queues[name]
+            looks[name] = self._look_at(connection, queue, look, now)
+        return replace(memory, looks=looks)
 
-    def _find(
-        self, connection: Connection, queue: QueueAddress, first: int, state: PeekState
-    ) -> Found:
-        """Count what waits in a queue from a seq on, and find where to cut it."""
-        most = peek.limit(state, self.options.max_messages)
-        if not most:
-            return Found()
-        last = state.end
-        grain = max(1, most // MARKS)
-        tables = {"queue": queue}
-        waiting = connection.row(
-            "peek", Waiting, tables=tables, first=first, last=last, messages=most, grain=grain
-        )
-        if waiting is None or not waiting.messages or not waiting.marks or waiting.last is None:
-            return Found()
-        marks = waiting.marks
-        sample = connection.row("sample", Sample, tables=tables, first=marks[0])
-        sample = sample or Sample(bytes=None, sent=None, span=None)
-        return Found(
-            waiting.messages,
-            marks,
-            grain,
-            waiting.last,
-            bytes_each=max(1.0, sample.bytes or 1024.0),
-            sent=sample.sent,
-            span=sample.span or 0,
-        )
+    def _look_at(
+        self, connection: Connection, queue: QueueAddress | None, state: PeekState, now: float
+    ) -> PeekState:
+        """Answer the questions of a look at a queue; None: the queue is known to be empty."""
+        look = peek.look(state, now, self.options)
+        try:
+            question = next(look)
+            while True:
+                started = self.clock()
+                found = Found() if queue is None else find(connection, queue, question)
+                question = look.send((found, self.clock() - started))
+        except StopIteration as end:
+            result: PeekState = end.value
+            return result
+
+    # ------------------------------------------------------------ plan
 
     def _plan_next(
-        self, connection: Connection, start: Offset, closed: Acknowledged, now: float
-    ) -> Offset | None:
-        """Plan the next batch, in the transaction that is open; None: there is nothing to do."""
-        stream, batch, stored = start.stream, closed.batch + 1, closed.plan
-        if stored is None:
-            plan = self._plan(now, closed.batch)
+        self, connection: Connection, memory: Memory, now: float, *, is_known: bool
+    ) -> tuple[Memory, Offset | None]:
+        """
+        Plan the batch after the closed one, in the transaction that is open.
+
+        `is_known`: an earlier transaction has closed that batch, so this one has not locked the
+        stream's row yet.
+
+        Returns the memory, and the end of the batch; None: there is nothing to do.
+        """
+        stream = memory.end.stream
+        batch = memory.closed.batch + 1
+        stored_plan = memory.closed.stored_plan
+        if stored_plan is None:
+            memory, plan = plan_batch(memory, self.options, now)
             if not plan:
-                return None
-            if not self._receipts:
-                return Offset(stream=None, batch=batch, plan=plan)
-            if stream is None:  # the first plan creates the stream, which counts its own batches
-                stream, batch = str(uuid.uuid4()), 1
-                self._warn_of_orphans(connection)
-                connection.run(
-                    "new_stream",
-                    stream=stream,
-                    queue_name=self.claim.queue,
-                    driver=self.claim.driver,
-                )
-            elif start == self._acknowledged:  # else this transaction has locked its stream
-                stored = receipts.lock_for_plan(connection, stream, batch, self.claim)
-        if stored is None:
-            connection.run("store_plan", stream=stream, batch=batch, plan=offset.write_plan(plan))
-        else:
-            plan = offset.read_plan(stored, stream, batch)
+                return memory, None
+            self._warn_of_cores(sum(queue_plan.tasks for queue_plan in plan))
+            if not self._has_receipts:
+                end = Offset(stream=None, batch=batch, plan=plan)
+                return memory.follow(end), end
+            if stream is None:
+                end = self._begin_stream(connection, plan)
+                return memory.follow(end), end
+            if is_known:
+                claim = memory.claim
+                stored_plan = receipts.lock_for_plan(connection, stream, batch, claim)
+        if stored_plan is not None:
+            plan = read_plan(stored_plan, stream, batch)
+            end = Offset(stream=stream, batch=batch, plan=plan)
+            return memory.follow_stored(end), end
+        connection.run("store_plan", stream=stream, batch=batch, stored_plan=write_plan(plan))
+        end = Offset(stream=stream, batch=batch, plan=plan)
+        return memory.follow(end), end
+
+    def _begin_stream(self, connection: Connection, plan: BatchPlan) -> Offset:
+        """Create the stream with the plan of its first batch. It counts its own batches."""
+        stream = str(uuid.uuid4())
+        batch = 1
+        claim = self.memory.claim
+        self._warn_of_orphans(connection)
+        connection.run("new_stream", stream=stream, queue_name=claim.queue, driver=claim.driver)
+        connection.run("store_plan", stream=stream, batch=batch, stored_plan=write_plan(plan))
         return Offset(stream=stream, batch=batch, plan=plan)
-
-    def _plan(self, now: float, turn: int) -> BatchPlan:
-        """Plan a batch by what the last looks found; `turn` is the batch before."""
-        options = self.options
-        backlogs = [
-            Backlog(look.found.messages, look.found.bytes_each, options.most_tasks(queue))
-            for look, queue in zip(self.looks.values(), self.queues.values(), strict=True)
-        ]
-        waited = self._count_wait(now)
-        asked = pace.plans(backlogs, options, self.ramp, waited=waited, turn=turn)
-        plan = []
-        for (name, look), part in zip(self.looks.items(), asked, strict=True):
-            if part is not None:
-                planned, share, bounds = peek.plan(look, part)
-                # without receipts no outcome is learnt
-                spent = 0 if self._receipts else part.messages
-                self.looks[name] = peek.spend(planned, spent)
-                each = ceil(look.found.bytes_each)  # the sum of the sample is at most 50 of them
-                plan.append(
-                    QueuePlan(
-                        queue=name, messages=part.messages, share=share, bytes=each, bounds=bounds
-                    )
-                )
-        if plan:
-            self._waiting_since = None
-            self._warn_of_cores(sum(part.tasks for part in plan))
-        return offset.share_out(plan, options.concurrency)
-
-    def _count_wait(self, now: float) -> float:
-        if self._is_frozen:
-            return inf  # AvailableNow waits for no more messages
-        if not any(look.found.messages for look in self.looks.values()):
-            self._waiting_since = None
-            return 0.0
-        if self._waiting_since is None:
-            self._waiting_since = now
-        return now - self._waiting_since
-
-    def _pause(self, now: float) -> None:
-        """Let the queues rest for a while, also those in which too few messages wait."""
-        until = now + self.options.peek_delay
-        if self._waiting_since is not None:
-            until = min(until, max(now, self._waiting_since + self.options.max_trigger_delay))
-        for name, look in self.looks.items():
-            if look.is_awake(now):
-                self.looks[name] = peek.rest(look, until)
 
     def _warn_of_cores(self, tasks: int) -> None:
         """Warn, once in this process, of a batch that only the driver's cores may limit."""
         options = self.options
         most = options.max_concurrency or options.cores
-        if self._warned or most or tasks < options.concurrency:
+        if self._has_warned_of_cores or most or tasks < options.concurrency:
             return
-        self._warned = True
+        self._has_warned_of_cores = True
         log.warning(
             "%s: a batch has %d tasks, as many as the driver has cores, because the cores of the "
             "executors are not known here: on a cluster set maxConcurrency to those",
-            self.claim.queue,
+            self.memory.claim.queue,
             tasks,
         )
 
@@ -483,14 +558,46 @@ class StreamDriver:
                 )
 
 
+# ---------------------------------------------------------------- what it asks the database
+
+
+def find(connection: Connection, queue: QueueAddress, question: Question) -> Found:
+    """Count what waits in a range of a queue, and find where to cut it."""
+    tables = {"queue": queue}
+    grain = max(1, question.messages // MOST_CUTS)
+    waiting = connection.row(
+        "peek",
+        Waiting,
+        tables=tables,
+        first=question.first,
+        last=question.last,
+        messages=question.messages,
+        grain=grain,
+    )
+    if waiting is None or not waiting.messages or not waiting.cuts or waiting.last is None:
+        return Found()
+    lowest = waiting.cuts[0]
+    sample = connection.row("sample", Sample, tables=tables, first=lowest)
+    sample = sample or Sample(bytes=None, sent=None, span=None)
+    return Found(
+        waiting.messages,
+        waiting.cuts,
+        grain,
+        waiting.last,
+        bytes_each=max(1.0, sample.bytes or 1024.0),
+        sent=sample.sent,
+        span=sample.span or 0,
+    )
+
+
 def find_above(
     connection: Connection, queue: QueueAddress, last: int | None
 ) -> AboveSequence | None:
     """
     Find the messages above what the sequence of a queue has given; None: the queue is empty.
 
-    `last` is the highest seq. It was read before: what is sent meanwhile has one that was given.
-    The checks of a starting stream have warned of such messages.
+    `last` is the highest seq, which was read before. What is sent meanwhile has a seq that the
+    sequence gave. The checks of a starting stream have warned of such messages.
     """
     if last is None:
         return None
@@ -510,13 +617,14 @@ def purge(connection: Connection, queues: Sequence[QueueAddress]) -> int:
 
     Returns how many. Each queue gets an entry in the audit trail, if there is one.
     """
+    total = 0
     with transaction(connection):
-        recorded, total = has_trail(connection), 0
+        is_recorded = has_trail(connection)
         use(connection, queues, DELETE)
-        for each in queues:
-            check_types(connection, each)
-            gone = int(connection.value("purge", tables={"queue": each}))
-            if recorded and gone:
-                record_action(connection, "purge", connection.printed(each), gone)
-            total += gone
-        return total
+        for queue in queues:
+            check_types(connection, queue)
+            messages = int(connection.value("purge", tables={"queue": queue}))
+            if is_recorded and messages:
+                record_action(connection, "purge", connection.printed(queue), messages)
+            total += messages
+    return total

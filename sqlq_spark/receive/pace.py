@@ -21,35 +21,32 @@ if TYPE_CHECKING:
 
     from sqlq_spark.options import SourceOptions
 
-RAMP_UP = 5  # over so many successes in a row: one task more
-RAMP_DOWN = 7  # over so many failures in a row: one task less
+RAMP_UP = 5  # after more successes than this in a row, one more task
+RAMP_DOWN = 7  # after more failures than this in a row, one task less
 
-# What makes a further task worth its start: so many messages, or so much of them.
+# What makes one more task worth its start: this many messages, or this many bytes of them.
 MESSAGES_PER_TASK = 1000
 BYTES_PER_TASK = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What a peek found in one queue."""
+    """What waits in one queue, as far as it decides how much a batch asks for."""
 
-    messages: int  # waiting, counted up to the limit
-    bytes_each: float  # what one weighs on average, > 0
-    most_tasks: int | None = None  # that may read it at a time, >= 1
+    messages: int  # counted up to the limit
+    bytes_each: float  # of a message on average, > 0
+    most_tasks: int | None = None  # that may read the queue at a time, >= 1; None: no limit
 
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a batch has received."""
-
-    tasks: int
-    empty: int  # tasks that got nothing
-    got: int  # messages taken from the queue, expired and forwarded among them
+    @property
+    def tasks_worth(self) -> float:
+        """How many tasks these messages are worth. Each task has at least one message."""
+        by_bytes = min(self.messages, self.messages * self.bytes_each / BYTES_PER_TASK)
+        return max(self.messages / MESSAGES_PER_TASK, by_bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What the next batch asks of a queue; each of its tasks has a message to look for."""
+class Quota:
+    """What the next batch asks of a queue. Each of its tasks has a message to look for."""
 
     messages: int
     tasks: int
@@ -57,72 +54,92 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """How many tasks may run now, and the receives in a row that led to it (version 2.1)."""
+    """How many tasks may run now, and the receives in a row since (as in version 2.1)."""
 
-    tasks: int  # begin with the most
-    successes: int = 0
-    failures: int = 0
+    tasks: int  # it begins with the most
+    successes: int = 0  # receives with messages, in a row
+    failures: int = 0  # receives without messages, in a row
 
-    def after(self, outcome: Outcome, options: SourceOptions) -> Ramp:
+    def after(self, *, tasks: int, empty: int, options: SourceOptions) -> Ramp:
         """
-        Move by the batch that was just acknowledged; each of its tasks is one receive.
+        Move by the batch that was just acknowledged. Each of its tasks is one receive.
 
-        The successes count first: one empty task in every batch is enough to end the increase.
+        The receives with messages count first. So one empty task in every batch is enough to end
+        the increase.
+
+        Args:
+            tasks: of the batch.
+            empty: how many of them received nothing.
+            options: with the limits of the number of tasks.
         """
-        least, most = options.min_concurrency, options.concurrency
-        tasks = min(max(self.tasks, least), most)
-        successes, failures = self.successes, self.failures
-        for _ in range(outcome.tasks - outcome.empty):
-            successes, failures = successes + 1, 0
-            if successes > RAMP_UP and tasks < most:
-                tasks, successes = tasks + 1, 0
-        for _ in range(outcome.empty):
-            successes, failures = 0, failures + 1
-            if failures > RAMP_DOWN and tasks > least:
-                tasks -= 1
-        return Ramp(tasks, successes, failures)
+        least = options.min_concurrency
+        most = options.concurrency
+        allowed = min(max(self.tasks, least), most)
+        successes = self.successes
+        failures = self.failures
+        for _ in range(tasks - empty):
+            failures = 0
+            successes += 1
+            if successes > RAMP_UP and allowed < most:
+                allowed += 1
+                successes = 0
+        for _ in range(empty):
+            successes = 0
+            failures += 1
+            if failures > RAMP_DOWN and allowed > least:
+                allowed -= 1
+        return Ramp(allowed, successes, failures)
 
 
-def plans(
+def quotas(
     backlogs: Sequence[Backlog],
     options: SourceOptions,
     ramp: Ramp,
     *,
     waited: float,
     turn: int,
-) -> list[Plan | None]:
+) -> list[Quota | None]:
     """
-    Say what the next batch asks of each queue.
+    Return what the next batch asks of each queue.
 
     Args:
         backlogs: of the stream's queues, always in the same order.
         options: with the limits of the whole batch.
         ramp: where the stream stands.
-        waited: seconds since messages were first seen waiting; too few are waited for.
-        turn: the batch's number; where not every queue can have something, they take turns by it.
+        waited: seconds since messages were first seen waiting. Too few messages are waited for.
+        turn: the batch's number. Where not every queue can have something, they take turns by it.
 
     Returns:
-        One entry for each queue. A plan has at least one message and one task. Together the plans
-        keep the limits, but they have more tasks than allowed if more queues are asked. An entry
-        is None if nothing waits there, or if it is another queue's turn. All are None if too
+        One entry for each queue. A quota has at least one message and one task. Together the
+        quotas keep the limits, but they have more tasks than allowed if more queues are asked. An
+        entry is None if nothing waits there, or if it is another queue's turn. All are None if too
         little waits.
     """
     waiting = sum(backlog.messages for backlog in backlogs)
     if waiting < (options.min_messages or 1) and waited < options.max_trigger_delay:
         return [None] * len(backlogs)
     if options.max_bytes is None:
-        wants = [backlog.messages for backlog in backlogs]
+        wanted = [backlog.messages for backlog in backlogs]
     else:
-        wants = _fit_in_turns(options.max_bytes, backlogs, turn)
-    counts = share_fairly(wants, options.max_messages, turn=turn)
-    asked = [replace(each, messages=count) for each, count in zip(backlogs, counts, strict=True)]
-    worth = [_worth(each) for each in asked]
-    most = [
-        min(each.messages, max(1, int(tasks)), each.most_tasks or each.messages)
-        for each, tasks in zip(asked, worth, strict=True)
+        wanted = _fit_in_turns(options.max_bytes, backlogs, turn)
+    counts = share_fairly(wanted, options.max_messages, turn=turn)
+    asked = [
+        replace(backlog, messages=count) for backlog, count in zip(backlogs, counts, strict=True)
     ]
-    tasks = apportion(worth, most, tasks=min(ramp.tasks, options.concurrency))
-    return [Plan(count, each) if count else None for count, each in zip(counts, tasks, strict=True)]
+    tasks = apportion(
+        [backlog.tasks_worth for backlog in asked],
+        [_most_tasks(backlog) for backlog in asked],
+        tasks=min(ramp.tasks, options.concurrency),
+    )
+    return [
+        Quota(count, number) if count else None for count, number in zip(counts, tasks, strict=True)
+    ]
+
+
+def _most_tasks(asked: Backlog) -> int:
+    """Return how many tasks may share what is asked of a queue; 0: nothing is asked of it."""
+    most = asked.messages if asked.most_tasks is None else asked.most_tasks
+    return min(asked.messages, max(1, int(asked.tasks_worth)), most)
 
 
 def share_fairly(wants: Sequence[int], limit: int, *, turn: int) -> list[int]:
@@ -132,9 +149,11 @@ def share_fairly(wants: Sequence[int], limit: int, *, turn: int) -> list[int]:
     `turn` says who, counted around, is the first to get one of the pieces that are left over.
 
     Returns:
-        A share for each, none above its want; together the limit, unless the wants are less.
+        A share for each, none above its want. Together they are the limit, or all wants if those
+        are less.
     """
-    level, left = 0, limit
+    level = 0
+    left = limit
     for satisfied, want in enumerate(sorted(wants)):
         others = len(wants) - satisfied
         level = min(want, left // others)
@@ -143,9 +162,9 @@ def share_fairly(wants: Sequence[int], limit: int, *, turn: int) -> list[int]:
         left -= want
     shares = [min(want, level) for want in wants]
     rest = limit - sum(shares)
-    more = [at for at in _around(len(wants), turn) if wants[at] > level]
-    for at in more[:rest]:
-        shares[at] += 1
+    unsatisfied = [place for place in _around(len(wants), turn) if wants[place] > level]
+    for place in unsatisfied[:rest]:
+        shares[place] += 1
     return shares
 
 
@@ -154,63 +173,66 @@ def apportion(weights: Sequence[float], most: Sequence[int], *, tasks: int) -> l
     Share tasks among queues by weight: the method of highest averages (D'Hondt).
 
     Returns:
-        One count for each, within its `most`; one at least where `most` is, also if these are more
-        than `tasks`.
+        One count for each queue, within its `most`. It is one at least where `most` is, even if
+        these are more than `tasks`.
     """
-    shares = [min(each, 1) for each in most]
-    next_ = [(-weights[at] / 2, at) for at, each in enumerate(most) if each > 1]
-    heapify(next_)
+    shares = [min(limit, 1) for limit in most]
+    averages = [(-weights[place] / 2, place) for place, limit in enumerate(most) if limit > 1]
+    heapify(averages)
     for _ in range(tasks - sum(shares)):
-        if not next_:
+        if not averages:
             break
-        _, at = heappop(next_)
-        shares[at] += 1
-        if shares[at] < most[at]:
-            heappush(next_, (-weights[at] / (shares[at] + 1), at))
+        _, place = heappop(averages)
+        shares[place] += 1
+        if shares[place] < most[place]:
+            heappush(averages, (-weights[place] / (shares[place] + 1), place))
     return shares
 
 
 def _around(queues: int, turn: int) -> list[int]:
-    """The places of the queues, beginning with the one whose turn it is."""
-    return [(turn + at) % queues for at in range(queues)]
+    """Return the places of the queues, beginning with the one whose turn it is."""
+    return [(turn + place) % queues for place in range(queues)]
 
 
 def _fit_in_turns(limit: int, backlogs: Sequence[Backlog], turn: int) -> list[int]:
     """
     Count the messages of each queue that the bytes of a batch can hold.
 
-    A queue whose share is less than one message leaves it to the others, until it is its turn. Then
-    it has one message, and the others share the rest. So a limit below the weight of one message
-    does not stop the stream, and a heavy message does not stop its queue.
+    A queue is heavy if its share is less than one of its messages. It leaves its share to the
+    others until it is its turn. Then it has one message, and the others share the rest. So a limit
+    below the size of one message does not stop the stream, and a heavy message does not stop its
+    queue.
     """
     counts = _fit_bytes(limit, backlogs, turn)
-    heavy = [each.messages > count == 0 for each, count in zip(backlogs, counts, strict=True)]
-    if not any(heavy):
+    is_heavy = [
+        count == 0 and backlog.messages > 0 for backlog, count in zip(backlogs, counts, strict=True)
+    ]
+    if not any(is_heavy):
         return counts
-    first = next(at for at in _around(len(backlogs), turn) if backlogs[at].messages)
-    if heavy[first]:
+    first = next(place for place in _around(len(backlogs), turn) if backlogs[place].messages)
+    if is_heavy[first]:
         limit -= math.ceil(min(backlogs[first].bytes_each, limit))
     light = [
-        replace(each, messages=0) if out else each
-        for each, out in zip(backlogs, heavy, strict=True)
+        replace(backlog, messages=0) if heavy else backlog
+        for backlog, heavy in zip(backlogs, is_heavy, strict=True)
     ]
     counts = _fit_bytes(limit, light, turn)
-    counts[first] += heavy[first]
+    if is_heavy[first]:
+        counts[first] += 1
     return counts
 
 
 def _fit_bytes(limit: int, backlogs: Sequence[Backlog], turn: int) -> list[int]:
     """Count the messages of each queue that fit into its fair share of the bytes."""
     # what is beyond the limit makes no difference, and may be beyond all numbers
-    wants = [math.ceil(min(each.messages * each.bytes_each, limit + 1)) for each in backlogs]
-    shares = share_fairly(wants, limit, turn=turn)
-    return [
-        each.messages if share == want else min(each.messages, int(share // each.bytes_each))
-        for each, want, share in zip(backlogs, wants, shares, strict=True)
+    wants = [
+        math.ceil(min(backlog.messages * backlog.bytes_each, limit + 1)) for backlog in backlogs
     ]
-
-
-def _worth(asked: Backlog) -> float:
-    """Count the tasks that so many messages are worth; each has at least one message."""
-    by_bytes = min(asked.messages, asked.messages * asked.bytes_each / BYTES_PER_TASK)
-    return max(asked.messages / MESSAGES_PER_TASK, by_bytes)
+    shares = share_fairly(wants, limit, turn=turn)
+    counts = []
+    for backlog, want, share in zip(backlogs, wants, shares, strict=True):
+        if share == want:
+            counts.append(backlog.messages)
+        else:
+            counts.append(min(backlog.messages, int(share // backlog.bytes_each)))
+    return counts

@@ -1,68 +1,72 @@
 """
 Where the driver looks for messages: a frozen state, and pure functions that move it. No IO.
 
-A look starts where the queue started last time, because rows that were deleted may lie before it,
-kept by someone's old snapshot. From time to time, and when nothing is found, it starts at the very
-beginning: a lower seq may commit late. If a batch received nothing, because others hold its
-messages, the looks until then start behind them. A queue where nothing was found rests for a while.
+A look starts where the queue started last time, because deleted rows may lie before it, which an
+old snapshot keeps. From time to time, and when nothing is found, a look starts at the very
+beginning: a lower seq may be committed late. If a batch received nothing, others hold its messages.
+Until the next look from the beginning, looks then skip to the seq after them. A queue in which
+nothing was found rests for a while.
 
-A run of AvailableNow looks up to the highest seq that the sequence had given at its start, because
-later messages have a higher one. A row may have a seq that the sequence did not give: it was
-copied, or its writer chose it. Of those the run receives as many as there were at its start, after
-all others. Else one such row at the very end would let it receive for ever.
-
-A look is a few queries. `start_look` gives the first one, and `answer_look` takes what a query
-found and gives the next one, or None at the end. driver.py runs the queries.
+A run of AvailableNow looks up to the highest seq that the sequence had given when the run started,
+because later messages have a higher one. But a row may have a seq that the sequence did not give:
+it was copied, or its writer chose it. The run receives such rows after all others, and only as many
+as there were at its start. Otherwise one such row at the very end would let it receive for ever.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
 from sqlq_spark.wire.headers import BadWireTime, parse_wire_time
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from datetime import datetime
 
     from sqlq_spark.database.looks import AboveSequence
-    from sqlq_spark.receive.pace import Outcome, Plan
+    from sqlq_spark.options import SourceOptions
+    from sqlq_spark.receive.pace import Quota
 
-LAST_LOOKED_AT = HIGHEST_SEQ - 1  # what is one higher still must be a number of the database
-# A query from the very beginning walks over the dead rows that an old snapshot keeps. It comes so
-# many seconds after the one before, and so many times what that one took.
+LAST_LOOKED_AT = HIGHEST_SEQ - 1  # the seq after it must be a number of the database too
+# A question from the very beginning walks over the dead rows that an old snapshot keeps. So it
+# comes FROM_THE_START seconds after the one before, and at least FROM_THE_START_FACTOR times as
+# long after it as that one took.
 FROM_THE_START = 30.0
-FROM_THE_START_SHARE = 50.0
+FROM_THE_START_FACTOR = 50.0
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a query saw."""
+    """What a look saw of a queue."""
 
     messages: int = 0  # up to the limit
-    marks: tuple[int, ...] = ()  # the seq of every `grain`-th message
+    cuts: tuple[int, ...] = ()  # the seq of every `grain`-th message: a batch can be cut there
     grain: int = 1
-    last: int = 0  # seq of the last one counted
-    bytes_each: float = 1024.0
-    sent: str | None = None  # TimeSent of the lowest
-    span: int = 0  # from the lowest seq to the highest: about how many wait in all
+    last: int = 0  # seq of the last message that was counted
+    bytes_each: float = 1024.0  # of a message, on average
+    sent: str | None = None  # TimeSent of the lowest message
+    span: int = 0  # from the lowest seq to the highest: about how many messages wait in all
 
-    @property
-    def place(self) -> tuple[int, tuple[int, ...], int]:
-        """What stays the same while no one takes or adds anything."""
-        return self.messages, self.marks[:1], self.last
+    def is_unchanged(self, earlier: Found) -> bool:
+        """Whether it looks as if no one has taken or added anything since."""
+        return (self.messages, self.cuts[:1], self.last) == (
+            earlier.messages,
+            earlier.cuts[:1],
+            earlier.last,
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """The batch that was planned last, and what is known of it."""
+class LastBatch:
+    """What a look remembers of the batch that was planned last."""
 
     found: Found  # by which it was planned
-    stop: int  # the seq behind its last range
-    asked: int  # messages
-    empty: bool = False  # it received nothing, though messages were there
+    stop: int  # the seq after its last range
+    messages: int  # how many it asked for
+    is_empty: bool = False  # whether it received nothing, though messages were there
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,130 +83,132 @@ class PeekState:
     """What the driver remembers of one queue. It only saves work: a new process starts without."""
 
     found: Found = Found()  # by the last look
-    rests_until: float = -1e9
+    rests_until: float = -inf
     end: int = LAST_LOOKED_AT  # the highest seq to look at
-    above: AboveEnd | None = None  # what AvailableNow receives after all up to the end
-    left: int | None = None  # how many messages it may still receive; None: it has no limit
+    above: AboveEnd | None = None  # what AvailableNow receives after everything up to the end
+    left: int | None = None  # how many messages it may still receive; None: there is no limit
     anchor: int = LOWEST_SEQ  # where the queue started last time
-    from_start: float = -1e9  # when a look may start at the very beginning again
-    behind: int | None = None  # the seq behind messages that others hold
-    planned: Planned | None = None
+    from_start: float = -inf  # when a look may start at the very beginning again
+    skip_to: int | None = None  # the seq after messages that others hold
+    last_batch: LastBatch | None = None
 
     @property
-    def frozen(self) -> bool:  # AvailableNow
+    def is_frozen(self) -> bool:
+        """Whether this is a run of AvailableNow."""
         return self.end != LAST_LOOKED_AT
 
     def is_awake(self, now: float) -> bool:
         return now >= self.rests_until
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
-    """What to ask the database for: messages from a seq on."""
-
-    place: Literal["behind", "anchor", "start"]
-    first: int
-    ends: bool = False  # its answer ends the look, also if it is empty
-
-
 # ---------------------------------------------------------------- a look
 
 
-def start_look(state: PeekState, now: float) -> tuple[PeekState, Query]:
-    """Choose the first query of a look."""
-    planned = state.planned
-    if planned is not None and planned.empty and now < state.from_start:
-        return look_behind(state, planned)
-    return state, choose_query(state, now)
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to ask the database for: the lowest messages of a range of seqs."""
+
+    first: int
+    last: int
+    messages: int  # at most
 
 
-def answer_look(
-    state: PeekState,
-    query: Query,
-    found: Found,
-    *,
-    now: float,
-    took: float,
-    receipts: bool,
-    pause: float,
-) -> tuple[PeekState, Query | None]:
+# A look yields its questions. It is sent what each one found, and how many seconds it took.
+Look: TypeAlias = "Generator[Question, tuple[Found, float], PeekState]"
+Step: TypeAlias = "Generator[Question, tuple[Found, float], tuple[PeekState, Found]]"
+
+
+def look(state: PeekState, now: float, options: SourceOptions) -> Look:
     """
-    Take what a query found.
+    Look at a queue, by one question or a few.
 
-    Messages behind those that others hold are received first, before a look tries the held ones
-    again.
+    Messages after those that others hold are received first. Then a look tries the held ones again.
 
     Args:
-        state: before the answer.
-        query: the one that was asked.
-        found: its answer.
-        now: monotonic seconds when the look started.
-        took: seconds that the query took.
-        receipts: False: transactionMode=none, so that only this look shows what a batch received.
-        pause: seconds that a queue rests in which nothing was found.
+        state: what is remembered of the queue.
+        now: monotonic seconds.
+        options: with the limit of a batch, and the pause after a look that finds nothing.
 
     Returns:
-        The state, and the next query. None: the look is over, and `found` is its result.
+        The new state, whose `found` is the result of the look.
     """
-    state = note_place(state, query, found, now=now, took=took)
-    if query.place == "anchor" and not found.messages and state.left is None:
-        return state, replace(query, place="start", first=LOWEST_SEQ)
-    if not query.ends:
-        planned, state = state.planned, replace(state, planned=None)
-        if planned is not None and not receipts and planned.found.place == found.place:
-            return look_behind(state, planned)
-        if not found.messages and state.behind is not None:
-            state = replace(state, behind=None)
-            return state, replace(choose_query(state, now), ends=True)
+    last_batch = state.last_batch
+    state = replace(state, last_batch=None)
+    if last_batch is not None and last_batch.is_empty and now < state.from_start:
+        state, found = yield from ask_after(replace(state, skip_to=last_batch.stop), options)
+    else:
+        state, found = yield from ask_lowest(state, now, options)
+        # without receipts no outcome is known, but an unchanged queue shows it
+        shows_outcome = options.transaction_mode == "none"
+        if shows_outcome and last_batch is not None and found.is_unchanged(last_batch.found):
+            state, found = yield from ask_after(replace(state, skip_to=last_batch.stop), options)
+        elif not found.messages and state.skip_to is not None:
+            state = replace(state, skip_to=None)
+            state, found = yield from ask_at_anchor(state, now, options)
     if not found.messages and state.above is not None:
         state = go_above(state, state.above)
-        return state, Query("anchor", state.anchor, ends=True)
+        state, found = yield from ask_at_anchor(state, now, options)
     state = replace(state, found=found)
-    return (state if found.messages else rest(state, now + pause)), None
+    return state if found.messages else rest(state, now + options.peek_delay)
 
 
-def choose_query(state: PeekState, now: float) -> Query:
-    """Start at the very beginning if that is due, else behind held messages or at the anchor."""
+def ask_lowest(state: PeekState, now: float, options: SourceOptions) -> Step:
+    """Ask at the very beginning if that is due, else after held messages or at the anchor."""
     if now >= state.from_start:
-        return Query("start", LOWEST_SEQ)
-    if state.behind is not None:
-        return Query("behind", state.behind)
-    return Query("anchor", state.anchor)
+        return (yield from ask_at_start(state, now, options))
+    if state.skip_to is not None:
+        return (yield from ask_after(state, options))
+    return (yield from ask_at_anchor(state, now, options))
 
 
-def look_behind(state: PeekState, planned: Planned) -> tuple[PeekState, Query]:
-    """Pass over the messages of a batch that received nothing: others hold them."""
-    state = replace(state, behind=planned.stop, planned=None)
-    return state, Query("behind", planned.stop, ends=True)
+def ask_at_start(state: PeekState, now: float, options: SourceOptions) -> Step:
+    """Ask at the very beginning. Remember where the queue starts, and when to do this again."""
+    found, seconds = yield from ask(state, LOWEST_SEQ, options)
+    anchor = found.cuts[0] if found.messages else LOWEST_SEQ
+    from_start = now + max(FROM_THE_START, FROM_THE_START_FACTOR * seconds)
+    return replace(state, anchor=anchor, skip_to=None, from_start=from_start), found
+
+
+def ask_at_anchor(state: PeekState, now: float, options: SourceOptions) -> Step:
+    """Ask where the queue started last time; if nothing is there, at the very beginning."""
+    found, _ = yield from ask(state, state.anchor, options)
+    if found.messages:
+        return replace(state, anchor=found.cuts[0]), found
+    if state.left is not None:  # what is above the end of a run is looked at only upwards
+        return state, found
+    return (yield from ask_at_start(state, now, options))
+
+
+def ask_after(state: PeekState, options: SourceOptions) -> Step:
+    """Ask after the messages that others hold."""
+    assert state.skip_to is not None, "there are such messages"  # noqa: S101
+    found, _ = yield from ask(state, state.skip_to, options)
+    return state, found
+
+
+def ask(
+    state: PeekState, first: int, options: SourceOptions
+) -> Generator[Question, tuple[Found, float], tuple[Found, float]]:
+    """Ask one question, unless the run may receive nothing more."""
+    most = options.max_messages
+    if state.left is not None:
+        most = min(most, state.left)
+    if not most:
+        return Found(), 0.0
+    return (yield Question(first, state.end, most))
 
 
 def go_above(state: PeekState, above: AboveEnd) -> PeekState:
-    """Go on with the messages above the end. They are looked at only upwards."""
+    """Go on with the messages above the end of a run."""
     return replace(
         state,
         end=above.last,
         anchor=above.first,
         from_start=inf,
-        behind=None,
-        planned=None,
+        skip_to=None,
         above=None,
         left=above.messages,
     )
-
-
-def note_place(
-    state: PeekState, query: Query, found: Found, *, now: float, took: float
-) -> PeekState:
-    """Remember where the queue starts, and when a look may start at the very beginning again."""
-    if query.place == "behind":
-        return state
-    if found.messages:
-        state = replace(state, anchor=found.marks[0])
-    if query.place == "anchor":
-        return state
-    anchor = state.anchor if found.messages else LOWEST_SEQ
-    from_start = now + max(FROM_THE_START, FROM_THE_START_SHARE * took)
-    return replace(state, anchor=anchor, behind=None, from_start=from_start)
 
 
 # ---------------------------------------------------------------- what happens between looks
@@ -210,7 +216,7 @@ def note_place(
 
 def freeze(state: PeekState, last: int | None, sequence: AboveSequence | None) -> PeekState:
     """
-    End all looks at the highest seq as it is now, or at the last that the sequence gave.
+    End all looks at the highest seq as it is now, or at the last one that the sequence gave.
 
     `last` and `sequence` are None if the queue is empty.
     """
@@ -221,69 +227,72 @@ def freeze(state: PeekState, last: int | None, sequence: AboveSequence | None) -
     return replace(state, end=sequence.given, above=above)
 
 
-def limit(state: PeekState, most: int) -> int:
-    """Return how many messages the next batch may have of the queue."""
-    return most if state.left is None else min(most, state.left)
-
-
 def spend(state: PeekState, messages: int) -> PeekState:
     """Count messages that were received against the limit of the run, if it has one."""
     return state if state.left is None else replace(state, left=max(0, state.left - messages))
 
 
-def plan(state: PeekState, asked: Plan) -> tuple[PeekState, int, tuple[int, ...]]:
-    """Cut what the last look found into ranges, as `cut` gives them, and remember the batch."""
-    share, bounds = cut(state.found, asked)
-    planned = Planned(state.found, stop=bounds[-1], asked=asked.messages)
-    return replace(wake(state), planned=planned), share, bounds
+def plan_ranges(state: PeekState, quota: Quota) -> tuple[PeekState, int, tuple[int, ...]]:
+    """Cut what the last look found into ranges, as `cut_ranges` does, and remember the batch."""
+    share, bounds = cut_ranges(state.found, quota)
+    last_batch = LastBatch(state.found, stop=bounds[-1], messages=quota.messages)
+    return replace(wake(state), last_batch=last_batch), share, bounds
 
 
-def cut(found: Found, asked: Plan) -> tuple[int, tuple[int, ...]]:
+def cut_ranges(found: Found, quota: Quota) -> tuple[int, tuple[int, ...]]:
     """
-    Cut a batch into at most `asked.tasks` ranges of seqs, at the marks of a query.
+    Cut a batch into at most `quota.tasks` ranges of seqs.
 
     Returns:
         How many messages each range holds, the last one perhaps fewer, and the ranges' bounds:
         range i is [bounds i, bounds i+1).
     """
-    grains = -(-asked.messages // found.grain)
-    step = -(-grains // asked.tasks)
-    stop = found.marks[grains] if grains < len(found.marks) else found.last + 1
-    # where seqs repeat, two marks may be one seq; a range has one seq at least
-    bounds = dict.fromkeys((*found.marks[:grains:step], max(stop, found.marks[0] + 1)))
+    grains = -(-quota.messages // found.grain)
+    step = -(-grains // quota.tasks)
+    stop = found.cuts[grains] if grains < len(found.cuts) else found.last + 1
+    stop = max(stop, found.cuts[0] + 1)  # a range has one seq at least
+    # where seqs repeat, two cuts may be one seq
+    bounds = dict.fromkeys((*found.cuts[:grains:step], stop))
     return step * found.grain, tuple(bounds)
 
 
-def learn(state: PeekState, outcome: Outcome) -> PeekState:
-    """Record what the batch that was planned last has received."""
-    planned = state.planned
-    if planned is None:
+def learn(state: PeekState, taken: int) -> PeekState:
+    """Record how many messages the batch that was planned last has taken from the queue."""
+    last_batch = state.last_batch
+    if last_batch is None:
         return state
-    state = replace(spend(state, outcome.got), planned=replace(planned, empty=outcome.got == 0))
-    if outcome.got >= planned.asked and state.behind is None:
-        state = replace(state, anchor=planned.stop)  # dead rows before it need no second look
+    state = spend(state, taken)
+    state = replace(state, last_batch=replace(last_batch, is_empty=taken == 0))
+    if taken >= last_batch.messages and state.skip_to is None:
+        # only dead rows are before its end, which need no second look
+        state = replace(state, anchor=last_batch.stop)
     return state
+
+
+def forget_batch(state: PeekState) -> PeekState:
+    """Expect no outcome: the next batch was not planned by the last look."""
+    return replace(state, last_batch=None)
 
 
 def rest(state: PeekState, until: float) -> PeekState:
     """Look at nothing for a while, and then at all messages: held ones may be free by then."""
-    return replace(state, planned=None, behind=None, rests_until=until)
+    return replace(state, last_batch=None, skip_to=None, rests_until=until)
 
 
 def wake(state: PeekState) -> PeekState:
-    return replace(state, rests_until=-1e9)
+    return replace(state, rests_until=-inf)
 
 
 # ---------------------------------------------------------------- what the progress shows
 
 
 def report_queue(name: str, found: Found, most: int, now: datetime) -> dict[str, Any]:
-    """Report what waits in a queue; beyond the limit of a batch that is only estimated."""
-    full = found.messages >= most
+    """Report what waits in a queue. Beyond the limit of a batch that is only estimated."""
+    is_full = found.messages >= most
     return {
         "queue": name,
-        "backlog": max(found.messages, found.span) if full else found.messages,
-        "backlogIsEstimate": full,
+        "backlog": max(found.messages, found.span) if is_full else found.messages,
+        "backlogIsEstimate": is_full,
         "oldestWaited": seconds_since(found.sent, now),
     }
 

@@ -1,14 +1,15 @@
 """
 What a task cannot deliver: messages that cannot be read, and messages that are too large.
 
-Poison is a row whose headers are not a JSON object of texts, or are not UTF-8 (a database of
-SQL_ASCII holds any bytes). It goes to the error queue with its body, all of a task at once. There
-it gets headers that can be read, with its old text in one of them: ServiceControl tries a row that
-it cannot read for ever, and all failures wait behind it. Poison that an operator returns goes there
-again. Without the option errorQueue it is delivered, with its text in the column corruptHeaders.
+Poison is a row whose headers are not a JSON object of texts, or are not UTF-8. (A database of
+SQL_ASCII holds any bytes.) All poison of a task is diverted to the error queue at once, with its
+bodies. There it gets headers that can be read, with its old text in one of them. ServiceControl
+would try a row that it cannot read for ever, and all other failures would wait for it. Poison that
+an operator returns is diverted again. Without the option errorQueue poison is delivered, with its
+text in the column corruptHeaders.
 
-The server moves a message that is larger than maxMessageBytes, or whose headers are larger than
-maxHeaderBytes, without sending it to the task: to parse headers takes long, and the transaction is
+A message may be larger than maxMessageBytes, or its headers larger than maxHeaderBytes. The server
+moves it without sending it to the task, because to parse headers takes long, and the transaction is
 open. No header is added to it. The log says why.
 """
 
@@ -27,7 +28,8 @@ import pyarrow.compute as pc
 
 from sqlq_spark.database import TransactionUndone
 from sqlq_spark.database.collisions import insert_past_taken
-from sqlq_spark.database.destinations import SENT
+from sqlq_spark.database.destinations import SENT_COLUMNS
+from sqlq_spark.database.looks import SAMPLED
 from sqlq_spark.database.trust import Use, use
 from sqlq_spark.errors import MessageTooLarge, StatementFailed, StatementRefused
 from sqlq_spark.options.fields import DEFAULT_HEADER_SIZE
@@ -46,8 +48,8 @@ from sqlq_spark.wire.headers import (
     RETRIES,
     TIME_OF_FAILURE,
     dumps,
+    format_wire_time,
     host_headers,
-    wire_time,
 )
 from sqlq_spark.wire.rows import find_undecodable, id_texts, rising_ids, with_readable_texts
 
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
-    from sqlq_spark.receive.task import Task
+    from sqlq_spark.receive.batch import Task
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
@@ -68,16 +70,17 @@ UNREADABLE = (
     f"UTF-8. Their text is in the header {CORRUPT_HEADERS}, or {CORRUPT_HEADERS_BASE64}. Do not "
     'retry it: put it back with correct headers, as the runbook "Poison messages" says.'
 )
-SAMPLED = 50  # messages whose mean weight a plan knows: at most, see the statement `sample`
-MOST_LARGE = 1000  # of them in a task, and
-MOST_BYTES = 1 << 30  # bytes; one message at least. The others wait for the next batch
+# One task diverts at most so many large messages, and at most so many bytes of them, but one
+# message at least. The others wait for the next batch.
+MOST_LARGE = 1000
+MOST_BYTES = 1 << 30
 
 
 # ---------------------------------------------------------------- what cannot be read
 
 
 def warn_of_poison(rows: pa.RecordBatch, queue: str) -> None:
-    """Log that poison messages are delivered; `rows` are columns of a read."""
+    """Log that poison messages are delivered. `rows` has columns of a read."""
     poison = rows.column("headers").null_count if "headers" in rows.schema.names else 0
     if poison:
         log.warning(
@@ -90,19 +93,23 @@ def warn_of_poison(rows: pa.RecordBatch, queue: str) -> None:
 
 def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Table:
     """
-    Put poison into the error queue. Without one it is delivered, its invalid UTF-8 as U+FFFD.
+    Divert poison to the error queue. Without one it is delivered, its invalid UTF-8 as U+FFFD.
 
-    Returns the other rows, all texts valid. Raises as `store_in_error_queue`.
+    Returns the other rows, with valid texts only. Raises as `store_in_error_queue`.
     """
-    errors = task.options.error_address
+    error_queue = task.options.error_address
     unread = find_undecodable(live["headers"])
     rows = with_readable_texts(live, unread)
-    if errors is None:
+    if error_queue is None:
         return rows
-    read = [Headers(chunk) for chunk in rows["headers"].chunks]
-    corrupt = pc.or_(pa.chunked_array([each.poison() for each in read], pa.bool_()), unread)
-    types = pa.chunked_array([each.text(ENCLOSED_MESSAGE_TYPES) for each in read], pa.string())
-    poison = pc.or_(corrupt, pc.fill_null(pc.equal(types, POISON_TYPE), fill_value=False))
+    chunks = [Headers(chunk) for chunk in rows["headers"].chunks]
+    corrupt = pc.or_(pa.chunked_array([headers.poison() for headers in chunks], pa.bool_()), unread)
+    types = pa.chunked_array(
+        [headers.text(ENCLOSED_MESSAGE_TYPES) for headers in chunks], pa.string()
+    )
+    # an operator may have returned poison that was diverted before
+    returned = pc.fill_null(pc.equal(types, POISON_TYPE), fill_value=False)
+    poison = pc.or_(corrupt, returned)
     if not pc.any(poison).as_py():
         return rows
     bad = PoisonRows(
@@ -118,9 +125,9 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
     def store(renamed: bool) -> None:  # noqa: FBT001
         ids = rising_ids(len(headers)) if renamed else bad.ids
         stored = pa.table({"id": ids, "headers": headers, "body": bodies})
-        connection.load(errors, stored)
+        connection.load(error_queue, stored)
 
-    store_in_error_queue(connection, errors, store, rows=len(headers))
+    store_in_error_queue(connection, error_queue, store, rows=len(headers))
     queue = connection.printed(task.queue)
     log.warning("%s: %d poison messages moved to the error queue", queue, len(headers))
     return rows.filter(pc.invert(poison))
@@ -131,10 +138,10 @@ class PoisonRows:
     """Columns of the poison in one task."""
 
     ids: pa.Array  # of 16 bytes
-    stored: pa.Array  # headers, as they were received
-    texts: pa.Array  # the same in valid UTF-8
-    unread: pa.Array  # which are not UTF-8
-    returned: pa.Array  # which are readable: an operator returned what was moved before
+    stored: pa.Array  # the headers as they were received
+    texts: pa.Array  # the headers in valid UTF-8
+    unread: pa.Array  # whether the headers are not UTF-8
+    returned: pa.Array  # whether they can be read: an operator returned poison that was diverted
 
     def filter(self, mask: pa.Array) -> PoisonRows:
         return PoisonRows(
@@ -148,13 +155,13 @@ def combine(column: pa.ChunkedArray) -> pa.Array:
 
 def fit_headers(connection: Connection, task: Task, bad: PoisonRows) -> pa.Array:
     """
-    Write headers that can be read; those that would be too large stay as they are.
+    Write headers that can be read. Headers that would be too large stay as they are.
 
-    Escapes make a text up to six times as long. A text that is too large already is not looked at.
+    Escapes make a text up to six times as long. A text that is already too large is not looked at.
     """
     most = min(task.options.max_header_bytes, DEFAULT_HEADER_SIZE)
     short = pc.less_equal(connection.stored_bytes(bad.texts), most)
-    headers = write_headers(bad.filter(short), failure_of_poison(connection, task.queue))
+    headers = write_poison_headers(bad.filter(short), failure_of_poison(connection, task.queue))
     fits = pc.less_equal(connection.stored_bytes(headers), most)
     unfit = len(short) - (pc.sum(fits).as_py() or 0)
     if unfit:
@@ -170,7 +177,7 @@ def fit_headers(connection: Connection, task: Task, bad: PoisonRows) -> pa.Array
 
 
 def failure_of_poison(connection: Connection, queue: QueueAddress) -> dict[str, str]:
-    """Return the headers that poison gets, as `fail` writes them; no text of a message."""
+    """Return the headers that poison gets, as `fail` writes them. None holds text of a message."""
     return {
         ENCLOSED_MESSAGE_TYPES: POISON_TYPE,
         PROCESSING_ENDPOINT: queue.table,
@@ -178,11 +185,11 @@ def failure_of_poison(connection: Connection, queue: QueueAddress) -> dict[str, 
         FAILED_Q: connection.canonical(queue),
         f"{EXCEPTION_INFO}ExceptionType": POISON_TYPE,
         f"{EXCEPTION_INFO}Message": UNREADABLE,
-        TIME_OF_FAILURE: wire_time(datetime.now(UTC)),
+        TIME_OF_FAILURE: format_wire_time(datetime.now(UTC)),
     }
 
 
-def write_headers(bad: PoisonRows, failure: dict[str, str]) -> pa.Array:
+def write_poison_headers(bad: PoisonRows, failure: dict[str, str]) -> pa.Array:
     """Write the headers of each row: MessageId, the failure, and the old text as a header."""
     members = dumps(failure)[1:-1]
     head = pc.binary_join_element_wise(
@@ -207,9 +214,9 @@ def write_headers(bad: PoisonRows, failure: dict[str, str]) -> pa.Array:
 
 def fail_again(text: str, row: str, failure: dict[str, str]) -> str:
     """
-    Write the headers of poison that came back: as they are, but for those of the failure.
+    Write the headers of poison that was returned. Only those of the failure are replaced.
 
-    Poison that still says where it failed stays as it is: a stream may read an error queue.
+    Poison that still says where it failed keeps all its headers: a stream may read an error queue.
     """
     headers = parse_headers(text) or {}
     if headers.get(FAILED_Q):
@@ -225,29 +232,28 @@ def fail_again(text: str, row: str, failure: dict[str, str]) -> str:
 
 
 def store_in_error_queue(
-    connection: Connection, errors: QueueAddress, store: Callable[[bool], T], *, rows: int
+    connection: Connection, error_queue: QueueAddress, store: Callable[[bool], T], *, rows: int
 ) -> T:
     """
-    Store messages in the error queue under their ids, or, if any is taken, all under new ones.
+    Store messages in the error queue under their ids. If any id is taken, all get new ones.
 
-    `store` stores all of the `rows`; True: under new ids.
+    `store` stores all of the `rows`. It is called with True if they are to get new ids.
 
     Raises:
         RowsHeld: other sessions hold the rows' ids or seqs; nothing was received.
         StatementFailed: the error queue takes them under no id; nothing was received.
         TableRefused.
     """
-    use(connection, [errors], Use("insert", SENT))
+    use(connection, [error_queue], Use("insert", SENT_COLUMNS))
     try:
         try:
-            return insert_past_taken(connection, errors, store, rows=rows)
+            return insert_past_taken(connection, error_queue, store, rows=rows)
         except TransactionUndone as undone:
             raise undone.failure from None
     except StatementRefused as error:
         fix = "fix that table, or name another errorQueue"
-        reason = f"{error.reason}: {connection.printed(errors)} takes no poison: {fix}"
-        kind = StatementFailed(statement=error.statement, code=error.code, reason=reason)
-        raise kind from None
+        reason = f"{error.reason}: {connection.printed(error_queue)} takes no poison: {fix}"
+        raise StatementFailed(statement=error.statement, code=error.code, reason=reason) from None
 
 
 # ---------------------------------------------------------------- what is too large
@@ -258,101 +264,104 @@ class LargeMessage:
     """A message that is too large to be fetched: a row of `find_large`."""
 
     seq: int
-    bytes: int
-    headers: int  # bytes of them
-    place: str  # what names the row, of messages with one seq
+    bytes: int  # of headers and body
+    headers: int  # bytes of the headers
+    place: str  # names the row, because messages may have one seq
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class LargeDiverted:
     """What became of large messages: the row of `divert_large`."""
 
-    moved: int
-    expired: int
+    diverted: int
+    expired: int  # dropped instead
 
 
-def divert_large(connection: Connection, task: Task, *, short: bool) -> tuple[int, int]:
+def divert_large(connection: Connection, task: Task, *, is_short: bool) -> LargeDiverted:
     """
     Move messages to the error queue that are too large or have too large headers, on the server.
 
-    `short`: the task got less than it was planned for and may hold. Raises MessageTooLarge if there
-    is no error queue.
-
-    Returns:
-        How many were moved, and how many had expired and are gone.
+    `is_short`: the task got less than was planned for it, and less than it may hold. Raises
+    MessageTooLarge if there is no error queue.
     """
-    errors = task.options.error_address
-    largest, largest_headers = task.options.max_message_bytes, task.options.max_header_bytes
-    # `receive` passes over large messages, at no cost, so they become the lowest of the queue. Then
-    # they are in the plan's sample: SAMPLED times its mean is no less than each of them. A mean
-    # counts a character of headers as one byte, where the table may store it in two
-    if not short or task.bytes_each * SAMPLED < min(largest, largest_headers // 2):
-        return 0, 0
-    found = connection.rows(
+    options = task.options
+    if not is_short or not may_be_large(task):
+        return LargeDiverted(diverted=0, expired=0)
+    large = connection.rows(
         "find_large",
         LargeMessage,
         tables={"queue": task.queue},
         first=task.first,
         stop=task.stop,
         messages=MOST_LARGE,
-        largest=largest,
-        largest_headers=largest_headers,
+        largest=options.max_message_bytes,
+        largest_headers=options.max_header_bytes,
     )
-    if not found:
-        return 0, 0
-    name = connection.printed(task.queue)
-    if errors is None:
-        raise describe_large(task.options, name, found[0])
-    moved = expired = 0
-    for group in cut_groups(found, connection.most_moved):
-        done = move(connection, task, errors, group)
-        moved += done.moved
-        expired += done.expired
+    if not large:
+        return LargeDiverted(diverted=0, expired=0)
+    queue = connection.printed(task.queue)
+    if options.error_address is None:
+        raise describe_large(options, queue, large[0])
+    diverted = 0
+    expired = 0
+    for group in cut_groups(large, connection.most_moved):
+        moved = divert_group(connection, task, options.error_address, group)
+        diverted += moved.diverted
+        expired += moved.expired
         heaviest = max(group, key=lambda message: (message.bytes, message.seq))
         log.warning(
             "%s: %d messages are larger than maxMessageBytes (%d), or their headers than "
             "maxHeaderBytes (%d). They leave the queue unread, for the error queue unless they "
             "have expired; the largest has %d bytes and seq %d",
-            name,
+            queue,
             len(group),
-            largest,
-            largest_headers,
+            options.max_message_bytes,
+            options.max_header_bytes,
             heaviest.bytes,
             heaviest.seq,
         )
-    return moved, expired
+    return LargeDiverted(diverted=diverted, expired=expired)
+
+
+def may_be_large(task: Task) -> bool:
+    """
+    Whether a message of the task's queue may be too large, by the sample of its plan.
+
+    `receive` passes over large messages without a cost, so they become the lowest of the queue.
+    Then they are in the sample, and SAMPLED times its mean is no less than each of them. A mean
+    counts a character of headers as one byte, where the table may store it in two.
+    """
+    limit = min(task.options.max_message_bytes, task.options.max_header_bytes // 2)
+    return task.bytes_each * SAMPLED >= limit
 
 
 def describe_large(options: SourceOptions, queue: str, message: LargeMessage) -> MessageTooLarge:
-    """Say which limit a message exceeds; the error for a stream without an error queue."""
-    if message.bytes > options.max_message_bytes:
-        return MessageTooLarge(
-            queue=queue,
-            seq=message.seq,
-            size=message.bytes,
-            counted="headers and body",
-            option="maxMessageBytes",
-            largest=options.max_message_bytes,
-        )
+    """Say which limit a message exceeds: the error of a stream without an error queue."""
+    limits = (
+        ("maxMessageBytes", options.max_message_bytes, "headers and body", message.bytes),
+        ("maxHeaderBytes", options.max_header_bytes, "headers", message.headers),
+    )
+    exceeded = [
+        (option, largest, counted, size)
+        for option, largest, counted, size in limits
+        if size > largest
+    ]
+    option, largest, counted, size = exceeded[0]
     return MessageTooLarge(
-        queue=queue,
-        seq=message.seq,
-        size=message.headers,
-        counted="headers",
-        option="maxHeaderBytes",
-        largest=options.max_header_bytes,
+        queue=queue, seq=message.seq, size=size, counted=counted, option=option, largest=largest
     )
 
 
-def cut_groups(found: list[LargeMessage], most: int) -> Iterator[list[LargeMessage]]:
+def cut_groups(large: list[LargeMessage], most: int) -> Iterator[list[LargeMessage]]:
     """
     Cut messages by seq and bytes into what one statement moves, up to what one task may.
 
-    `most` is how many bytes one statement moves, but one message at least.
+    `most` is how many bytes one statement moves. It moves one message at least.
     """
-    total = size = 0
+    total = 0
+    size = 0
     group: list[LargeMessage] = []
-    for message in found:
+    for message in large:
         if total >= MOST_BYTES:
             break
         if group and size + message.bytes > most:
@@ -366,16 +375,18 @@ def cut_groups(found: list[LargeMessage], most: int) -> Iterator[list[LargeMessa
         yield group
 
 
-def move(
-    connection: Connection, task: Task, errors: QueueAddress, chosen: list[LargeMessage]
-) -> Moved:
-    """Move messages to the error queue, on the server."""
+def divert_group(
+    connection: Connection, task: Task, error_queue: QueueAddress, group: list[LargeMessage]
+) -> LargeDiverted:
+    """Move large messages to the error queue by one statement, on the server."""
 
-    def divert(renamed: bool) -> Moved:  # noqa: FBT001
-        tables = {"queue": task.queue, "errors": errors}
-        listed = json.dumps([(message.seq, message.place) for message in chosen])
-        moved = connection.row("divert_large", Moved, tables=tables, chosen=listed, renamed=renamed)
-        assert moved is not None, "it counts, so it has a row"  # noqa: S101
-        return moved
+    def store(renamed: bool) -> LargeDiverted:  # noqa: FBT001
+        tables = {"queue": task.queue, "errors": error_queue}
+        chosen = json.dumps([(message.seq, message.place) for message in group])
+        diverted = connection.row(
+            "divert_large", LargeDiverted, tables=tables, chosen=chosen, renamed=renamed
+        )
+        assert diverted is not None, "it counts, so it has a row"  # noqa: S101
+        return diverted
 
-    return store_in_error_queue(connection, errors, divert, rows=len(chosen))
+    return store_in_error_queue(connection, error_queue, store, rows=len(group))

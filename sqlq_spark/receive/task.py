@@ -1,29 +1,30 @@
 """
 One receive task: a database transaction that takes messages and leaves a receipt.
 
-    fence         the batch is not acknowledged, and cannot be while the task runs; else StaleTask
-    enter_query   only at the first task of a run of Spark's query, in a transaction of its own: no
-                  other stream of the query receives from this queue; else QueueReadTwice
-    find_receipt  an earlier attempt left a receipt: hand out its messages, and receive nothing more
-    high water    Spark's query has not received for this batch by another plan: a sink may hold it
-                  already, and would drop new messages; else CheckpointIncomplete
-    begin_receipt its key is the lock of an attempt: another attempt waits here for the first one's
-                  commit, fails, starts again and finds the receipt
-    use           lock the queue's table, and ask whose it is
-    receive       delete what no one else holds, step by step, up to the ceiling
-    divert        expired rows are counted and dropped; poison, and what is too large to be fetched,
-                  goes to the error queue; what was delayed for another queue is forwarded there
-    save_receipt  the rest, in the same commit
+    fence         The batch is not acknowledged, and cannot be while the task runs; else StaleTask.
+    enter_query   No other stream of Spark's query receives from this queue; else QueueReadTwice.
+                  This runs only at the first task of a run of the query, in its own transaction.
+    find_receipt  If an earlier attempt left a receipt, hand out its messages and receive no others.
+    high water    Spark's query has not received for this batch by another plan; else
+                  CheckpointIncomplete. A sink may hold that batch, and would drop new messages.
+    begin_receipt Its key is the lock of an attempt. Another attempt waits here for the commit of
+                  the first one, fails, starts again and finds the receipt.
+    use           Lock the queue's table, and ask whose it is.
+    receive       Delete what no one else holds, step by step, up to the ceiling.
+    divert        Expired messages are counted and dropped. Poison, and messages that are too large
+                  to be fetched, go to the error queue. Messages that were delayed for another queue
+                  are forwarded there.
+    save_receipt  Store the rest, in the same commit.
 
 The rows go to Spark only after the commit.
-If a destination's failure ends the transaction, all of it runs again without that destination.
+If the failure of a destination ends the transaction, all of it runs again without that destination.
 After a lost connection, the caller runs the task again. It does not matter whether the commit was
 done: either nothing has happened, or the receipt is there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,57 +36,21 @@ from sqlq_spark.database.destinations import run_without_failed
 from sqlq_spark.database.trust import DELETE, use
 from sqlq_spark.errors import CheckpointIncomplete, StaleTask
 from sqlq_spark.receive import receipts
-from sqlq_spark.receive.forward import forward
+from sqlq_spark.receive.batch import STEP, TaskResult
+from sqlq_spark.receive.forward import forward_delayed
 from sqlq_spark.receive.poison import divert_large, divert_poison
-from sqlq_spark.receive.receipts import CEILING, STEP
-from sqlq_spark.wire.rows import NO_SPARK_BATCH, QUEUE_ROW, SparkBatch, sort_by_seq, weigh
+from sqlq_spark.receive.receipts import read_fence
+from sqlq_spark.wire.rows import QUEUE_ROW, sort_by_seq, weigh
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.database.trust import Reasons
-    from sqlq_spark.options import SourceOptions
-    from sqlq_spark.wire.address import QueueAddress
+    from sqlq_spark.receive.batch import Task
+    from sqlq_spark.receive.receipts import Fence, StoredReceipt
+    from sqlq_spark.wire.rows import SparkBatch
 
 TAKEN = QUEUE_ROW.append(pa.field("expired", pa.bool_()))
-NOTHING = "this task receives nothing"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
-    """What one task of a batch receives, and from where."""
-
-    queue: QueueAddress
-    stream: str | None  # None: transactionMode=none, the task leaves no receipt
-    batch: int
-    task: int
-    first: int  # of the range of seqs
-    stop: int
-    messages: int  # at most
-    bytes: int = CEILING  # at most, but one message at least
-    bytes_each: float = 1024.0  # expected, of one message
-    receives: bool = True  # False: the options do not name its queue
-    options: SourceOptions = field(repr=False)  # of the read: one object for all tasks of a batch
-
-    @property
-    def name(self) -> str:
-        """What the DBA and the errors call it."""
-        return f"{self.stream or 'without receipts'} {self.batch}/{self.task}"
-
-    @property
-    def key(self) -> receipts.ReceiptKey:
-        """The stream, batch and task of its receipt."""
-        assert self.stream is not None, "a task of transactionMode=none has no receipt"  # noqa: S101
-        return self.stream, self.batch, self.task
-
-
-@dataclass(frozen=True, slots=True)
-class TaskResult:
-    """What a task delivers, and what became of the rest."""
-
-    rows: pa.Table  # of QUEUE_ROW
-    expired: int = 0
-    diverted: int = 0  # to the error queue
-    forwarded: int = 0  # to other queues
+RECEIVES_NOTHING = "this task receives nothing"
 
 
 def receive(connection: Connection, task: Task, *, spark_batch: SparkBatch) -> pa.Table:
@@ -119,16 +84,18 @@ def receive_as_reader(
     """
     Receive as `receive`, in one transaction.
 
-    `failed` are destinations of messages that ended this transaction before. They get nothing.
+    `failed` has the destinations of messages that ended this transaction before. They get nothing.
 
     Returns None, and changes nothing, if the stream has not yet entered itself as the one that
     receives from this queue for this run of Spark's query.
     """
     with transaction(connection):
-        allowed = task.receives
+        may_receive = task.receives
         if task.stream is not None:
-            is_open, high_water, is_reader = fence(connection, task, spark_batch)
-            if not is_reader and spark_batch.query_id is not None:
+            queue = connection.printed(task.queue)
+            fence = read_fence(connection, task.stream, spark_batch, queue)
+            is_open = check_open(task, fence)
+            if not fence.is_reader and spark_batch.query_id is not None:
                 return None
             stored = receipts.find_receipt(connection, task.key)
             if stored is not None:
@@ -137,10 +104,10 @@ def receive_as_reader(
                 return stored.unpack(task.key, messages=task.messages, largest=largest)
             if not is_open:
                 return QUEUE_ROW.empty_table()
-            allowed = is_new(task, high_water, spark_batch) and allowed
+            may_receive = is_new(task, fence.plan_high_water, spark_batch) and may_receive
             connection.run("begin_receipt", **receipts.receipt_values(task.key))
         result = TaskResult(QUEUE_ROW.empty_table())
-        if allowed:
+        if may_receive:
             use(connection, [task.queue], DELETE)
             check_types_once(connection, task.queue)
             result = divert(connection, task, take(connection, task), failed)
@@ -149,57 +116,47 @@ def receive_as_reader(
         return result.rows
 
 
-def fence(
-    connection: Connection, task: Task, spark_batch: SparkBatch = NO_SPARK_BATCH
-) -> tuple[bool, int | None, bool]:
-    """
-    Make sure that the batch is open. Raises StreamNotFound, StaleTask.
-
-    Returns:
-        Whether the batch is open; the last batch that Spark's query has received for by another
-        plan, or None; and whether the stream has entered itself for this run of the query. The
-        first two hold until the transaction ends.
-    """
+def check_open(task: Task, fence: Fence) -> bool:
+    """Return whether the batch of a task is open; raise StaleTask, unless the user accepts that."""
     stream, batch, number = task.key
-    queue = connection.printed(task.queue)
-    row = receipts.read_fence(connection, stream, spark_batch, queue)
-    if row is None:
-        raise receipts.stream_not_found(connection, stream)
-    if batch <= row.acked_batch:
-        stale = StaleTask(stream=stream, batch=batch, task=number, acked=row.acked_batch)
-        receipts.accept_or_raise(stale, task.options, NOTHING)
-    return batch > row.acked_batch, row.plan_high_water, row.is_reader
-
-
-def is_new(task: Task, high_water: int | None, spark_batch: SparkBatch) -> bool:
-    """
-    Whether Spark's batch is above the high-water mark of its query; raises CheckpointIncomplete.
-
-    Spark runs a batch only by the plans that it has stored before the first task of the batch. A
-    task of another plan means that the checkpoint lost entries. A task without Spark's names, as in
-    a thread that a user's function started, is not checked.
-    """
-    if high_water is None or spark_batch.number is None or spark_batch.number > high_water:
+    if batch > fence.acked_batch:
         return True
-    accept_lost_files(task, spark_batch, high_water, NOTHING)
+    stale = StaleTask(stream=stream, batch=batch, task=number, acked=fence.acked_batch)
+    receipts.accept_or_raise(stale, task.options, RECEIVES_NOTHING)
     return False
 
 
-def check_number(task: Task, stored: receipts.StoredReceipt, spark_batch: SparkBatch) -> None:
-    """Refuse to hand out a receipt for another batch of its query: a sink may hold that one."""
-    received, asked = stored.spark_batch, spark_batch.number
-    if (
-        stored.query_id != spark_batch.query_id
-        or received is None
-        or asked is None
-        or asked == received
-    ):
+def is_new(task: Task, plan_high_water: int | None, spark_batch: SparkBatch) -> bool:
+    """
+    Return whether Spark's batch is above the high-water mark; else raise CheckpointIncomplete.
+
+    Spark runs a batch only by the plan that it stored before the first task of the batch. If a task
+    comes with another plan, the checkpoint has lost entries. A task without Spark's names is not
+    checked: a thread that a user's function started has none.
+    """
+    if plan_high_water is None or spark_batch.number is None:
+        return True
+    if spark_batch.number > plan_high_water:
+        return True
+    accept_lost_files(task, spark_batch, plan_high_water, RECEIVES_NOTHING)
+    return False
+
+
+def check_number(task: Task, stored: StoredReceipt, spark_batch: SparkBatch) -> None:
+    """
+    Refuse to hand out a receipt for another batch of the query that it was received for.
+
+    A sink may hold that batch already, and would drop these messages.
+    """
+    received = stored.spark_batch
+    if received is None or spark_batch.number is None or stored.query_id != spark_batch.query_id:
         return
-    accept_lost_files(task, spark_batch, received, "this task hands out its receipt")
+    if spark_batch.number != received:
+        accept_lost_files(task, spark_batch, received, "this task hands out its receipt")
 
 
 def accept_lost_files(task: Task, spark_batch: SparkBatch, received: int, instead: str) -> None:
-    """Raise that a checkpoint lost the files of a batch up to the one received, or accept it."""
+    """Raise that a checkpoint lost its files from this batch to `received`, or accept it."""
     batch = spark_batch.number or 0
     error = CheckpointIncomplete(
         query=spark_batch.query_id,
@@ -218,11 +175,13 @@ def take(connection: Connection, task: Task) -> pa.Table:
     """
     Delete the task's messages, in steps of about STEP bytes, until its range or a limit ends.
 
-    A step looks at no more rows than are likely to fit. The database cuts it at the exact weight.
+    A step looks at no more rows than are likely to fit. The database cuts it at the exact size.
     """
     steps: list[pa.Table] = []
-    first, messages, ceiling = task.first, task.messages, task.bytes
-    each = max(1.0, task.bytes_each)
+    first = task.first
+    messages = task.messages
+    ceiling = task.bytes
+    bytes_each = max(1.0, task.bytes_each)
     while first < task.stop and messages > 0 and ceiling > 0:
         room = min(STEP, ceiling)
         step = connection.arrow(
@@ -230,7 +189,7 @@ def take(connection: Connection, task: Task) -> pa.Table:
             tables={"queue": task.queue},
             first=first,
             stop=task.stop,
-            messages=min(messages, int(room / each) + 1),
+            messages=min(messages, int(room / bytes_each) + 1),
             bytes=room,
             ceiling=ceiling,
             largest=task.options.max_message_bytes,
@@ -244,19 +203,22 @@ def take(connection: Connection, task: Task) -> pa.Table:
         first = step["seq"][-1].as_py()  # another message may have the same seq
         messages -= step.num_rows
         ceiling -= weight
-        each = max(1.0, weight / step.num_rows)
+        bytes_each = max(1.0, weight / step.num_rows)
     return pa.concat_tables(steps) if steps else TAKEN.empty_table()
 
 
 def divert(connection: Connection, task: Task, taken: pa.Table, failed: Reasons) -> TaskResult:
-    """Drop what expired, and move poison and delayed messages away; keep and count the rest."""
-    short = taken.num_rows < task.messages and weigh(taken) < task.bytes
-    large, gone = divert_large(connection, task, short=short)
+    """Drop what has expired, and move poison and delayed messages away. Count all of them."""
+    is_short = taken.num_rows < task.messages and weigh(taken) < task.bytes
+    large = divert_large(connection, task, is_short=is_short)
     live = taken.drop_columns("expired")
     if pc.any(taken["expired"]).as_py():
         live = live.filter(pc.invert(taken["expired"]))
-    expired = taken.num_rows - live.num_rows + gone
-    good = divert_poison(connection, task, live)
-    rows, forwarded, given_up = forward(connection, task, good, failed)
-    diverted = live.num_rows - good.num_rows + given_up + large
-    return TaskResult(rows, expired, diverted, forwarded)
+    readable = divert_poison(connection, task, live)
+    result = forward_delayed(connection, task, readable, failed)
+    poison = live.num_rows - readable.num_rows
+    return replace(
+        result,
+        expired=taken.num_rows - live.num_rows + large.expired,
+        diverted=poison + large.diverted + result.diverted,
+    )

@@ -1,112 +1,83 @@
 """
-Delayed messages: store them in the table where they wait, and move those that are due.
+Delayed messages: store them in the table where they wait.
 
 The header ForwardDestination of a stored message names its destination. The endpoint that owns the
-table moves due messages into its own queue, and forwards them from there: see receive/forward.py.
+table moves due messages into its own queue, and forwards them from there: see receive/due.py and
+receive/forward.py.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import dataclass
 from datetime import datetime  # noqa: TC003 - read at run time, as the type of a column
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sqlq_spark.database import endpoint_zone, transaction
-from sqlq_spark.database.collisions import insert_past_taken
-from sqlq_spark.database.destinations import DELAYED, Destinations
-from sqlq_spark.database.trust import INSERT, Use, use, use_delayed
+from sqlq_spark.database import endpoint_zone
+from sqlq_spark.database.destinations import DELAYED_COLUMNS, Destinations
 from sqlq_spark.errors import DelayedQueueNotFound, NotAQueue, QueueNotFound
-from sqlq_spark.send import DUE_BATCH
+from sqlq_spark.send.chunk import CHUNK_DELAYS
 from sqlq_spark.send.frame import MOMENT
-from sqlq_spark.send.sender import CHUNK_DELAYS
+from sqlq_spark.send.routes import Route, TableKind, rows_by_queue
 from sqlq_spark.wire.address import delayed_of
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.errors import SqlQueueError
-    from sqlq_spark.options import SourceOptions
-    from sqlq_spark.options.connection import DatabaseOptions
-    from sqlq_spark.send.insert import Inserts
+    from sqlq_spark.options import SinkOptions
     from sqlq_spark.wire.address import QueueAddress
-
-log = logging.getLogger("sqlq_spark")
-
-SHORTEST, LONGEST = 1.0, 60.0  # seconds, the pauses of a mover that finds nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Dues:
-    """When messages are due, as the database computes it."""
+    """When messages are due, as the database computes it from each distinct delay and time."""
 
-    delays: tuple[datetime, ...]  # of messages with a delay
-    moments: tuple[datetime, ...]  # of messages with a time
-
-
-def find_waiting(chunk: pa.Table) -> pa.ChunkedArray | None:
-    """Return which rows of a chunk are delayed, as booleans; None where none is."""
-    marks = [chunk[name].is_valid() for name in CHUNK_DELAYS if name in chunk.column_names]
-    if not marks:
-        return None
-    mask = marks[0] if len(marks) == 1 else pc.or_(*marks)
-    return mask if pc.any(mask).as_py() else None
+    delays: tuple[datetime, ...]  # for delays, in the order in which they were asked for
+    moments: tuple[datetime, ...]  # for times, in the same way
 
 
-def store_delayed(
-    inserts: Inserts, chunk: pa.Table, chosen: dict[QueueAddress, pa.ChunkedArray]
-) -> None:
+def delayed_routes(connection: Connection, options: SinkOptions, chunk: pa.Table) -> list[Route]:
     """
-    Insert delayed messages into the tables where they wait, Due by the database's clock.
+    Return the routes of delayed messages into the tables where they wait.
 
-    A time in the past is stored as the current time. The next mover takes it.
-
-    A message for a queue whose own table is missing can be set aside. The table of the option
-    `delayedQueue`, for all queues, must be there. `chosen` says which rows are for which queue.
+    Due is computed here, by the database's clock. A time in the past is stored as the current time,
+    and the next mover takes it.
 
     Raises:
-        DelayedQueueNotFound, TableRefused, BadOption, MissingOption.
+        BadOption, MissingOption.
     """
-    connection, options = inserts.connection, inserts.options
+    if not chunk.num_rows:
+        return []
+    masks = rows_by_queue(chunk, options)
     zone = endpoint_zone(connection, options.endpoint_time_zone)
-    rows = chunk.select(["headers", "body"])
-    rows = rows.append_column("due", _due_times(connection, chunk, zone))
+    due = _due_times(connection, chunk, zone)
+    rows = chunk.select(["headers", "body"]).append_column("due", due)
     common = options.delayed_address
     if common is not None:
-        try:
-            inserts.destinations.lock_and_check([common], DELAYED)
-        except (QueueNotFound, NotAQueue) as error:
-            raise _with_queue(connection, error, common, next(iter(chosen))) from None
-        connection.load(common, rows)
-        return
-    for queue, mine in chosen.items():
-        table = delayed_of(queue)
-        try:
-            reason = inserts.lock([table], DELAYED, source=queue).get(table)
-        except (QueueNotFound, NotAQueue) as error:
-            raise _with_queue(connection, error, table, queue) from None
-        if reason is None:
-            reason = inserts.copy_rows(table, rows.filter(mine))
-        else:
-            reason = _with_queue(connection, reason, table, queue)
-        if reason is not None:
-            inserts.set_aside(chunk.filter(mine), queue, reason)
+        return [Route(next(iter(masks)), common, TableKind.DELAYED_OF_OPTION, chunk, rows)]
+    return [
+        Route(queue, delayed_of(queue), TableKind.DELAYED_OF_QUEUE, chunk, rows, mask)
+        for queue, mask in masks.items()
+    ]
 
 
-def check_table(destinations: Destinations, table: QueueAddress) -> None:
+def check_delayed_table(destinations: Destinations, table: QueueAddress) -> None:
     """Raise why the table of the option `delayedQueue` cannot be used; lock nothing."""
-    for reason in destinations.find_refused([table], DELAYED).values():
-        raise _with_queue(destinations.connection, reason, table, None)
+    for reason in destinations.find_refused([table], DELAYED_COLUMNS).values():
+        raise why_not_delayed(destinations.connection, reason, table, None)
 
 
-def _with_queue(
+def why_not_delayed(
     connection: Connection, reason: SqlQueueError, table: QueueAddress, queue: QueueAddress | None
 ) -> SqlQueueError:
-    """Return why messages for a queue cannot wait in a table; None: in the option's table."""
+    """
+    Return why messages cannot wait in a table, in the words of delayed messages.
+
+    `queue` is the one that they are for. None: the table is that of the option `delayedQueue`.
+    """
     if not isinstance(reason, QueueNotFound | NotAQueue):
         return reason
     return DelayedQueueNotFound(
@@ -117,183 +88,21 @@ def _with_queue(
 
 
 def _due_times(connection: Connection, chunk: pa.Table, zone: str) -> pa.ChunkedArray:
-    """Return when each row is due; the database computes each distinct delay or time once."""
-    coded = {
-        name: chunk[name].combine_chunks().dictionary_encode()
-        for name in CHUNK_DELAYS
-        if name in chunk.column_names
+    """Return when each message is due; the database computes each distinct delay or time once."""
+    columns = [name for name in CHUNK_DELAYS if name in chunk.column_names]
+    coded = {name: chunk[name].combine_chunks().dictionary_encode() for name in columns}
+    texts = {
+        name: column.dictionary.cast(pa.string()).to_pylist() for name, column in coded.items()
     }
-    texts = {name: each.dictionary.cast(pa.string()).to_pylist() for name, each in coded.items()}
+    moments = [text.replace(" ", "T") for text in texts.get("due", [])]
     dues = connection.rows(
         "dues",
         Dues,
         zone=zone,
         delays=json.dumps(texts.get("delay", [])),
-        moments=json.dumps([text.replace(" ", "T") for text in texts.get("due", [])]),
+        moments=json.dumps(moments),
     )[0]
-    known = {"delay": dues.delays, "due": dues.moments}
+    computed = {"delay": dues.delays, "due": dues.moments}
     return pc.coalesce(
-        *(pa.array(known[name], MOMENT).take(each.indices) for name, each in coded.items())
+        *(pa.array(computed[name], MOMENT).take(column.indices) for name, column in coded.items())
     )
-
-
-# ---------------------------------------------------------------- move what is due
-
-
-@dataclass(frozen=True, slots=True)
-class MoveCounts:
-    """How many messages one statement moved into their queue."""
-
-    moved: int
-    renamed: int  # of them: they got a new id there
-    unfit: int  # that are due and stay: the queue's table cannot hold their headers
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """What a mover did, and when there will be more to do."""
-
-    messages: int
-    next_due: float | None  # seconds; at most 0 where more is due, None where nothing waits
-
-    def until_due(self, seconds: float) -> float:
-        """Cut a pause at the next due time; what is due now does not shorten it."""
-        next_due = self.next_due or 0.0
-        return min(seconds, next_due) if next_due > 0 else seconds
-
-
-class Mover:
-    """Moves due messages into their queue; remembers the time zone of its endpoints."""
-
-    def __init__(self, queue: QueueAddress, options: DatabaseOptions) -> None:
-        self.queue = queue
-        self.options = options
-        self.delayed = delayed_of(queue)
-        self._zone: str | None = None
-        self._unfit = 0  # messages, of the last warning
-
-    def move(self, connection: Connection, most: int = DUE_BATCH) -> Moved:
-        """
-        Move up to `most` messages, those that have been due for longest, in one transaction.
-
-        The caller may run it again after a lost answer: a message is in one of the tables at any
-        time, and the second run moves others. Several movers share the work.
-
-        A copy by hand or a restored table can leave an id that is in the queue already. Such a
-        message gets a new id there. To pass it over would stop the mover for ever, and to drop it
-        could lose a message. If it is a copy, a receiver sees that by its MessageId.
-
-        Raises:
-            DelayedQueueNotFound, QueueNotFound, TableRefused, BadOption, MissingOption, RowsHeld.
-        """
-        tables = {"delayed": self.delayed, "queue": self.queue}
-        try:
-            with transaction(connection):
-                use_delayed(connection, self.queue, Use("delete", DELAYED))
-                use(connection, [self.queue], INSERT)
-                zone = self._zone or endpoint_zone(connection, self.options.endpoint_time_zone)
-                counts = insert_past_taken(
-                    connection,
-                    self.queue,
-                    partial(self._move_due, connection, zone, most),
-                    rows=most,
-                )
-                next_due: float | None = connection.value("next_due", tables=tables, zone=zone)
-        except (QueueNotFound, NotAQueue) as error:
-            if error.queue != connection.printed(self.delayed):
-                raise
-            raise _with_queue(connection, error, self.delayed, self.queue) from None
-        self._zone = zone
-        self._warn(connection, counts)
-        return Moved(counts.moved, next_due)
-
-    def _warn(self, connection: Connection, counts: MoveCounts) -> None:
-        """Warn of new ids, and of messages that stay, whenever their number has changed."""
-        queue = connection.printed(self.queue)
-        if counts.renamed:
-            log.warning(
-                "%s: %d delayed messages were moved under new ids: theirs were there already",
-                queue,
-                counts.renamed,
-            )
-        if counts.unfit not in {0, self._unfit}:
-            log.warning(
-                "%s: %d due messages stay in %s, because their headers have characters that the "
-                "queue's column cannot hold. `sqlqueue doctor` prints the statement that fixes it",
-                queue,
-                counts.unfit,
-                connection.printed(self.delayed),
-            )
-        self._unfit = counts.unfit
-
-    def _move_due(
-        self,
-        connection: Connection,
-        zone: str,
-        most: int,
-        renamed: bool,  # noqa: FBT001
-    ) -> MoveCounts:
-        tables = {"delayed": self.delayed, "queue": self.queue}
-        return connection.rows(
-            "move_due", MoveCounts, tables=tables, zone=zone, messages=most, renamed=renamed
-        )[0]
-
-    def move_all(self, connection: Connection, most: int | None = None) -> Moved:
-        """Move all that is due, or at most so many messages, a batch in a transaction."""
-        messages = 0
-        while True:
-            batch = DUE_BATCH if most is None else min(DUE_BATCH, most - messages)
-            moved = self.move(connection, batch)
-            messages += moved.messages
-            if moved.messages < batch or messages == most:
-                return Moved(messages, moved.next_due)
-
-
-def pause(before: float, moved: Moved) -> float:
-    """
-    Return how many seconds a mover sleeps after no full batch, as the transport's does.
-
-    It is 1 s, then twice what it slept `before`, up to 60 s, but not beyond the next due time. What
-    is due and was not moved does not shorten the pause, because another mover moves it.
-    """
-    return moved.until_due(min(LONGEST, max(SHORTEST, 0.0 if moved.messages else 2 * before)))
-
-
-class DueMessagePoller:
-    """Moves what is due before a stream's peeks, as an endpoint does beside its receiver."""
-
-    def __init__(self, queue: QueueAddress, options: SourceOptions) -> None:
-        self.options = options
-        self.mover = Mover(queue, options)
-        self._next = -1e9 if options.delayed_delivery else 1e18  # monotonic seconds
-
-    def poll(self, connection: Connection, now: float) -> bool:
-        """Move up to a micro-batch at a due time and every peekDelay; return whether it has any."""
-        if now < self._next:
-            return False
-        most, wait = self.options.max_messages, self.options.peek_delay
-        moved = self._move(connection, most)
-        if moved is None:
-            self._next = now + max(LONGEST, wait)
-            return False
-        self._next = now if moved.messages == most else now + moved.until_due(wait)
-        return moved.messages > 0
-
-    def finish(self, connection: Connection) -> None:
-        """Move all that is due now, and nothing after it: what AvailableNow is to receive."""
-        if self.options.delayed_delivery:
-            self._move(connection, None)
-            self._next = 1e18
-
-    def _move(self, connection: Connection, most: int | None) -> Moved | None:
-        """
-        Move due messages, or return None where there is no table.
-
-        The queue of an instance need not have one, because its endpoint has one for all.
-        """
-        try:
-            return self.mover.move_all(connection, most)
-        except DelayedQueueNotFound:
-            if self.mover.queue not in self.options.instances:
-                raise
-            return None

@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sqlq_spark import errors
 from sqlq_spark.database import transaction
-from sqlq_spark.send.insert import send_in_transaction
+from sqlq_spark.send.chunk import CHUNK_OPTIONAL, CHUNK_ROW
+from sqlq_spark.send.insert import Inserted, send_in_transaction
 from sqlq_spark.send.publish import log_without_subscriber
-from sqlq_spark.send.sender import CHUNK_OPTIONAL, CHUNK_ROW
 from sqlq_spark.wire import payload
 from sqlq_spark.wire.rows import NO_SPARK_BATCH, SparkBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
     import pyarrow as pa
@@ -44,22 +44,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-# begins the names of sinks that an application names, by txnAppId
-NAMED = "app:"
-NAMELESS = "write:"  # begins the names of writes that are never replayed
+NAMED_SINK = "app:"  # begins the name of a sink that an application names, by txnAppId
+NAMELESS_SINK = "write:"  # begins the name of a write that is never replayed
 ABANDONED = 7 * 86400.0  # seconds after which chunks and log rows of a nameless write are deleted
 SKIPPED = ". Nothing was sent now. If this is another write, give it a txnAppId of its own"
-AHEAD = 1  # batches that the log may be ahead of a replay: the one after it was sent by then
+# A replay may repeat the batch before the last one. So the dispatch log may be ahead of it by so
+# many batches.
+AHEAD = 1
 
-# A job also enters how far a request has come. Each state is a batch of the request's sink, and
-# only increases.
-UNKNOWN = -2
-# entered before the job decides what to send. A dispatch log without it belongs to another database
-# or stateSchema, and does not show what was sent
-OPEN = -1
-SENT = 0  # the txnVersion of the write: entered by its transaction
-# entered for an operator; a write that is still running can no longer send the request
-GIVEN_UP = 1
+# A job enters how far a request has come as a batch of the request's sink. A batch only increases.
+REQUEST_UNKNOWN = -2  # the dispatch log does not have the request
+# The job enters this before it decides what to send. A dispatch log without it belongs to another
+# database or stateSchema, and does not show what was sent.
+REQUEST_OPEN = -1
+REQUEST_SENT = 0  # the txnVersion of the write, whose transaction enters it
+REQUEST_GIVEN_UP = 1  # an operator gave it up; a write that still runs can no longer send it
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +66,19 @@ class Staged:
     """What one attempt of a task wrote to the staging."""
 
     sink: str
-    batch: int
+    sink_batch: int
     messages: int
-    # in the order in which the task wrote them; the seals do not pass through the database
+    # In the order in which the task wrote them. The seals do not pass through the database, so that
+    # nobody there can change a chunk unseen.
     chunks: dict[ChunkKey, payload.Seal]
-    spark_batch: SparkBatch  # the micro-batch, whose receipts may be settled
+    spark_batch: SparkBatch  # that the task ran in; a dispatch may settle its receipts
 
 
 class ChunkKey(NamedTuple):
-    """What identifies a chunk."""
+    """The primary key of a chunk in the staging; its fields are the columns' names."""
 
     sink: str
-    batch: int
+    sink_batch: int
     attempt: str
     chunk: int
 
@@ -96,17 +96,34 @@ class LoggedSink:
     """What the dispatch log has of a sink: who began it, and where its last batch went."""
 
     login: str  # that began the sink
-    batch: int | None  # the last that was sent; None: none was
-    destination: str | None  # of that batch, as `describe_destination`; None: not known
+    sink_batch: int | None  # the last one that was sent; None: none was sent
+    destination: str | None  # of that batch, as `describe_destination` says it; None: not known
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How a batch was entered into the dispatch log."""
+
+    is_new: bool  # whether it was entered now; otherwise it was sent before
+    first_login: str  # that began the sink
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What one dispatch did."""
+
+    messages: int  # that were sent now
+    entry: Entry
+    inserted: Inserted
 
 
 @dataclass(frozen=True, slots=True)
 class LastDispatch:
     """What the dispatch log has of a sink: when its last batch was sent, and how large it was."""
 
-    batch: int | None  # None: none was sent
+    sink_batch: int | None  # None: no batch was sent
     messages: int
-    seconds: float  # since it began, by the database's clock
+    seconds: float  # since that dispatch began, by the database's clock
 
 
 def stage(
@@ -114,7 +131,7 @@ def stage(
     chunks: Iterable[pa.Table],
     *,
     sink: str,
-    batch: int,
+    sink_batch: int,
     spark_batch: SparkBatch = NO_SPARK_BATCH,
 ) -> Staged:
     """
@@ -122,14 +139,16 @@ def stage(
 
     Spark computes the chunks while no transaction is open.
     """
-    attempt, messages = str(uuid.uuid4()), 0
-    sealed: dict[ChunkKey, payload.Seal] = {}
+    attempt = str(uuid.uuid4())
+    messages = 0
+    seals: dict[ChunkKey, payload.Seal] = {}
     for chunk in chunks:
-        packed, key = payload.pack(chunk), ChunkKey(sink, batch, attempt, len(sealed))
+        packed = payload.pack(chunk)
+        key = ChunkKey(sink, sink_batch, attempt, len(seals))
         session.run_with_retries(partial(_stage_chunk, key, packed, chunk.num_rows))
-        sealed[key] = packed.seal
+        seals[key] = packed.seal
         messages += chunk.num_rows
-    return Staged(sink, batch, messages, sealed, spark_batch)
+    return Staged(sink, sink_batch, messages, seals, spark_batch)
 
 
 def _stage_chunk(
@@ -137,14 +156,15 @@ def _stage_chunk(
 ) -> None:
     while True:
         with transaction(connection):
-            # the sink's drivers wait for the commit; a new sink has no row
+            # The sink's row is now locked, so drivers wait for this commit. A new sink has no row.
             if last_sent(connection, key.sink) is not None:
                 small = payload.in_row(packed.bytes)
                 if connection.value("stage", **key._asdict(), messages=messages, payload=small):
                     pages = payload.pages(packed.bytes, payload.CHUNK_KEY, key)
                     connection.store("staging_page", pages)
                 return
-        # in a transaction of its own: no task waits for the first chunk of another, which may hang
+        # In a transaction of its own, so that no task waits for the first chunk of another task,
+        # which may hang.
         with transaction(connection):
             connection.run("new_sink", sink=key.sink)
 
@@ -156,7 +176,7 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
     """
     Send what the attempts that won staged, once, in one transaction.
 
-    `staged` is of one sink and batch, one for each task. No transaction is open.
+    All of `staged` is of one batch of a sink, one for each task. No transaction is open.
 
     Returns:
         How many messages were sent now; 0 where the batch was sent before.
@@ -165,107 +185,120 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
         ChunksMissing, QueueNotFound, TableRefused, SubscriberUnreachable, NothingToSettle,
         SubscriptionsNotFound, BatchClosed, DispatchLogAhead, OtherDestination: nothing was sent.
     """
-    sink, batch = staged[0].sink, staged[0].batch
-    where, messages = f"{sink}: batch {batch}", sum(each.messages for each in staged)
-    before: str | None = None  # the login that began the sink, if the batch was sent before
+    sink = staged[0].sink
+    batch = staged[0].sink_batch
+    messages = sum(part.messages for part in staged)
 
-    def send(inserts: Inserts) -> None:
-        nonlocal before
-        before = enter(connection, sink, batch, messages, options)
-        if before is None:
+    def send(inserts: Inserts) -> Sent:
+        entry = enter(connection, sink, batch, messages, options)
+        inserted = Inserted()
+        if entry.is_new:
             if options.settles:
                 settle(connection, staged[0].spark_batch)
             for chunk in read_chunks(connection, staged):
-                inserts.insert(chunk)
-        # also those of attempts that lost
-        connection.run("discard", sink=sink, batch=batch)
-        if sink.startswith(NAMELESS):
+                inserted += inserts.insert(chunk)
+        # this deletes the chunks of attempts that lost, too
+        connection.run("discard", sink=sink, sink_batch=batch)
+        if sink.startswith(NAMELESS_SINK):
             delete_abandoned(connection)
+        return Sent(messages if entry.is_new else 0, entry, inserted)
 
-    inserts = send_in_transaction(connection, options, send)
-    if before is not None:
-        # a stream that starts again repeats its last batch; a write with a name may be another one
-        level, more = (logging.WARNING, SKIPPED) if sink.startswith(NAMED) else (logging.INFO, "")
-        log.log(level, "%s: was sent before; login %s began this sink%s", where, before, more)
-        return 0
-    aside = inserts.messages_aside
-    more = f", {aside} to the error queue" if aside else ""
-    log.info("%s: %d messages sent%s", where, messages, more)
-    log_without_subscriber(where, inserts.without_subscriber)
-    inserts.log_set_aside(where)
-    return messages
+    sent = send_in_transaction(connection, options, send)
+    log_sent(sink, batch, sent)
+    return sent.messages
+
+
+def log_sent(sink: str, batch: int, sent: Sent) -> None:
+    """Log, after the commit, what a dispatch did."""
+    where = f"{sink}: batch {batch}"
+    login = sent.entry.first_login
+    inserted = sent.inserted
+    if sent.entry.is_new:
+        more = f", {inserted.diverted} to the error queue" if inserted.diverted else ""
+        log.info("%s: %d messages sent%s", where, sent.messages, more)
+        log_without_subscriber(where, inserted.without_subscriber)
+        inserted.log_diverted(where)
+    elif sink.startswith(NAMED_SINK):
+        # it may be another write that has the same name by mistake
+        log.warning("%s: was sent before; login %s began this sink%s", where, login, SKIPPED)
+    else:
+        # a stream that starts again repeats its last batch
+        log.info("%s: was sent before; login %s began this sink", where, login)
 
 
 def discard(connection: Connection, sink: str, batch: int, *, final: bool) -> None:
     """
-    Delete the chunks of a batch that failed and of the batches before it; no transaction is open.
+    Delete the chunks of a batch that failed, and of the batches before it.
 
-    `final`: the batch is never tried again, and tasks that still run cannot stage.
+    `final` says that the batch is never tried again. Tasks that still run can then stage nothing.
+    No transaction is open.
     """
     with transaction(connection):
         lock_exclusive(connection, sink)
         if final:
             advance(connection, sink, batch)
-        connection.run("discard", sink=sink, batch=batch)
+        connection.run("discard", sink=sink, sink_batch=batch)
 
 
 def settle(connection: Connection, spark_batch: SparkBatch) -> None:
     """
     Mark the receipts of a micro-batch as settled.
 
-    A source without new messages has no receipt. Then the query's closed_high_water says that the
-    batch is open.
+    A source without new messages has no receipt. Then only closed_high_water shows that the batch
+    is open: the highest batch that any stream of the query has closed is below it.
 
     Raises:
         NothingToSettle: the query has no stream and no receipt here.
         BatchClosed: receipts of the batch were returned or dropped.
     """
-    query, batch = spark_batch.query_id, spark_batch.number
-    settled = connection.values("settle", query_id=query, spark_batch=batch)
-    closed_high_water: int | None = connection.value("query_mark", query_id=query)
+    query = spark_batch.query_id
+    number = spark_batch.number
+    settled = connection.values("settle", query_id=query, spark_batch=number)
+    closed_high_water: int | None = connection.value("closed_high_water", query_id=query)
     schema, server = connection.state, connection.server
     if closed_high_water is None and not settled:
-        raise errors.NothingToSettle(query=query, batch=batch, schema=schema, server=server)
-    if closed_high_water is not None and batch is not None and closed_high_water >= batch:
-        raise errors.BatchClosed(query=query, batch=batch, schema=schema, server=server)
+        raise errors.NothingToSettle(query=query, batch=number, schema=schema, server=server)
+    if closed_high_water is not None and number is not None and closed_high_water >= number:
+        raise errors.BatchClosed(query=query, batch=number, schema=schema, server=server)
 
 
 def read_chunks(connection: Connection, staged: Sequence[Staged]) -> Iterator[pa.Table]:
-    """Yield what was staged, in the order of tasks and rows; raise ChunksMissing for less."""
-    sink, batch = staged[0].sink, staged[0].batch
-    wanted = {key: seal for each in staged for key, seal in each.chunks.items()}
-    there = set(connection.rows("chunks", StagedChunk, sink=sink, batch=batch))
-    found = sum(StagedChunk(key.attempt, key.chunk) in there for key in wanted)
+    """Yield the staged chunks, in the order of tasks and rows; raise ChunksMissing for fewer."""
+    sink = staged[0].sink
+    batch = staged[0].sink_batch
+    wanted = {key: seal for part in staged for key, seal in part.chunks.items()}
+    present = set(connection.rows("chunks", StagedChunk, sink=sink, sink_batch=batch))
+    found = sum(StagedChunk(key.attempt, key.chunk) in present for key in wanted)
     if found < len(wanted):
         raise errors.ChunksMissing(sink=sink, batch=batch, staged=len(wanted), found=found)
-    ahead: Future[pa.Table] | None = None
+    unpacking: Future[pa.Table] | None = None
     with ThreadPoolExecutor(1) as pool:
-        # while this thread sends a chunk, the other one unpacks the next
+        # Only this thread uses the connection. While it sends a chunk, the other unpacks the next.
         for key, seal in wanted.items():
-            chunk, ahead = ahead, pool.submit(_fetch(connection, key, seal))
-            if chunk is not None:
-                yield chunk.result()
-        if ahead is not None:
-            yield ahead.result()
+            small = connection.value("chunk", **key._asdict())
+            pages = [] if small else connection.values("chunk_pages", **key._asdict())
+            next_chunk = pool.submit(payload.unpack, small, pages, _expect(key, seal))
+            if unpacking is not None:
+                yield unpacking.result()
+            unpacking = next_chunk
+        if unpacking is not None:
+            yield unpacking.result()
 
 
-def _fetch(connection: Connection, key: ChunkKey, seal: payload.Seal) -> Callable[[], pa.Table]:
-    """Read a chunk, and return what unpacks it; it raises PayloadRefused if the seal is another."""
-    small = connection.value("chunk", **key._asdict())
-    pages = [] if small else connection.values("chunk_pages", **key._asdict())
-    expected = payload.Expected(
-        where=f"staged chunk {key.chunk} of attempt {key.attempt}, batch {key.batch} "
+def _expect(key: ChunkKey, seal: payload.Seal) -> payload.Expected:
+    """Return what a payload must be; `payload.unpack` raises PayloadRefused for another one."""
+    return payload.Expected(
+        where=f"staged chunk {key.chunk} of attempt {key.attempt}, batch {key.sink_batch} "
         f"of sink {key.sink}",
         schema=CHUNK_ROW,
         optional=CHUNK_OPTIONAL,
         most=seal.size,
         seal=seal,
     )
-    return partial(payload.unpack, small, pages, expected)
 
 
 def delete_abandoned(connection: Connection) -> None:
-    """Delete what nameless writes left when their job was killed, after a week."""
+    """Delete what nameless writes left in the staging and in the dispatch log a week ago."""
     connection.run("discard_abandoned", seconds=ABANDONED)
     connection.run("delete_old_sinks", seconds=ABANDONED)
 
@@ -275,37 +308,34 @@ def delete_abandoned(connection: Connection) -> None:
 
 def enter(
     connection: Connection, sink: str, batch: int, messages: int, options: SinkOptions
-) -> str | None:
+) -> Entry:
     """
-    Enter a batch that this transaction sends.
-
-    Returns:
-        None; or, if the batch was sent before, the login that began the sink.
+    Enter a batch that this transaction sends, unless it was sent before.
 
     Raises:
         DispatchLogAhead, OtherDestination.
     """
     last = lock_exclusive(connection, sink)
-    if last.batch is not None and last.batch > batch + AHEAD:
-        # it would drop new messages as sent
+    if last.sink_batch is not None and last.sink_batch > batch + AHEAD:
+        # all batches up to the logged one would be dropped as sent, with their new messages
         raise errors.DispatchLogAhead(
             sink=sink,
             batch=batch,
-            found=last.batch,
+            found=last.sink_batch,
             schema=connection.state,
             server=connection.server,
         )
     destination = None
-    if sink.startswith(NAMED):
+    if sink.startswith(NAMED_SINK):
         destination = describe_destination(connection, options)
-        if last.batch == batch:
+        if last.sink_batch == batch:
             refuse_other_destination(connection, sink, batch, last.destination, destination)
     is_new = advance(connection, sink, batch, messages, destination)
-    return None if is_new else last.login
+    return Entry(is_new, last.login)
 
 
 def lock_exclusive(connection: Connection, sink: str) -> LoggedSink:
-    """Wait for a sink's tasks and drivers, and keep others waiting until the commit."""
+    """Lock a sink's row until the commit: its tasks and its other drivers wait."""
     sinks = connection.rows("sink_close", LoggedSink, sink=sink)
     if not sinks:
         connection.run("new_sink", sink=sink)
@@ -315,9 +345,10 @@ def lock_exclusive(connection: Connection, sink: str) -> LoggedSink:
 
 def last_sent(connection: Connection, sink: str) -> LastDispatch | None:
     """
-    Return the last dispatch of a sink, without a batch before the first; None: the sink is new.
+    Return the last dispatch of a sink; None: the sink is new.
 
-    Waits for a driver that dispatches, and lets none begin until the commit. Changes nothing.
+    The sink's row is locked shared until the commit, so this waits for a driver that dispatches,
+    and none can begin. Nothing is changed.
     """
     return connection.row("sink_open", LastDispatch, sink=sink)
 
@@ -329,29 +360,32 @@ def advance(
     messages: int = 0,
     destination: str | None = None,
 ) -> bool:
-    """Enter a batch of a locked sink; False where it, or a later one, is there."""
+    """Enter a batch of a locked sink; False: the dispatch log has it or a later one."""
     entered = connection.value(
-        "advance", sink=sink, batch=batch, messages=messages, destination=destination
+        "advance", sink=sink, sink_batch=batch, messages=messages, destination=destination
     )
     return entered is not None
 
 
 # ---------------------------------------------------------------- where a batch went
 
-QUEUE, TOPICS = "queue ", "topics "
-COLUMNS = "the columns queue and topics"
+TO_QUEUE = "queue "
+TO_TOPICS = "topics "
+BY_COLUMNS = "the columns queue and topics"
 
 
 def describe_destination(connection: Connection, options: SinkOptions) -> str:
     """
     Say where the options send a write, as the dispatch log keeps it.
 
-    Which queues the columns of rows name is not kept: a table by which they are chosen may change
-    before a batch is repeated.
+    The queues that rows name in a column are not kept. The table from which a user takes them may
+    change before the batch is repeated.
     """
     if options.topics is not None:
-        return TOPICS + ",".join(sorted({*options.topics}))
-    return COLUMNS if options.address is None else QUEUE + connection.canonical(options.address)
+        return TO_TOPICS + ",".join(sorted({*options.topics}))
+    if options.address is None:
+        return BY_COLUMNS
+    return TO_QUEUE + connection.canonical(options.address)
 
 
 def refuse_other_destination(
@@ -363,7 +397,7 @@ def refuse_other_destination(
     if is_same_queue(connection, before, destination):
         return
     raise errors.OtherDestination(
-        application=sink.removeprefix(NAMED),
+        application=sink.removeprefix(NAMED_SINK),
         batch=batch,
         found=before,
         asked=destination,
@@ -371,13 +405,13 @@ def refuse_other_destination(
 
 
 def is_same_queue(connection: Connection, *destinations: str) -> bool:
-    """Whether two destinations are spellings of one queue, which the server knows."""
-    if not all(each.startswith(QUEUE) for each in destinations):
+    """Whether two destinations are spellings of one queue. Only the server can compare them."""
+    if not all(text.startswith(TO_QUEUE) for text in destinations):
         return False
     parse = connection.names.parse_address
     try:
         one, other = connection.identities(
-            [parse(each.removeprefix(QUEUE)) for each in destinations]
+            [parse(text.removeprefix(TO_QUEUE)) for text in destinations]
         )
     except errors.BadAddress:  # whoever may write the dispatch log may write anything there
         return False
@@ -388,23 +422,23 @@ def is_same_queue(connection: Connection, *destinations: str) -> bool:
 
 
 def read_state(connection: Connection, sink: str) -> int:
-    """Return the last batch of a sink; changes nothing."""
+    """Return how far a request has come, as one of the states above; change nothing."""
     with transaction(connection):
         last = last_sent(connection, sink)
-    return UNKNOWN if last is None or last.batch is None else last.batch
+    return REQUEST_UNKNOWN if last is None or last.sink_batch is None else last.sink_batch
 
 
 def open_request(connection: Connection, sink: str) -> None:
     """Enter a request, unless the dispatch log has it or a later state."""
     with transaction(connection):
         lock_exclusive(connection, sink)
-        advance(connection, sink, OPEN)
+        advance(connection, sink, REQUEST_OPEN)
 
 
 def give_up(connection: Connection, sink: str) -> None:
     """Give up a request, if it is open, and delete what it staged."""
     with transaction(connection):
         last = lock_exclusive(connection, sink)
-        if last.batch is None or last.batch < SENT:
-            advance(connection, sink, GIVEN_UP)
-            connection.run("discard", sink=sink, batch=GIVEN_UP)
+        if last.sink_batch is None or last.sink_batch < REQUEST_SENT:
+            advance(connection, sink, REQUEST_GIVEN_UP)
+            connection.run("discard", sink=sink, sink_batch=REQUEST_GIVEN_UP)

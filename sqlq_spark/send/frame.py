@@ -1,7 +1,7 @@
 """
 One record batch of a user's frame: which columns it may have, and what each row says.
 
-A row that cannot be sent raises an error that names it by its number in the partition.
+A row that cannot be sent raises BadMessage, which names it by its number in the partition.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SPAN = 'string "hh:mm:ss", interval day to second or bigint milliseconds'
 TEXT = ("string", {"string"})
-# column → what an error names as expected, and its types; beside them, intervals can be spans
+# column → what an error names as expected, and its types in Spark. A SPAN may also be an interval.
 COLUMNS = {
     "body": ("binary or string", {"binary", "string"}),
     "id": TEXT,
@@ -44,18 +44,19 @@ COLUMNS = {
     "delay": (SPAN, {"string", "bigint", "int"}),
 }
 WRITTEN = tuple(COLUMNS)
-IGNORED = ("seq", "expires", "corruptHeaders")  # a read can be written back
-# id of the row that a message becomes, which only the command line gives; null: a new one
+IGNORED = ("seq", "expires", "corruptHeaders")  # of a read, so that it can be written back
+# Id of the row that a message becomes. Only the command line gives it. Null: a new id.
 ROW_ID = "rowId"
 
-# of a row whose texts are not all UTF-8: columns that say where it goes, and when
+# columns that say where a row goes, and when
 ROUTES = ("queue", "topics", "deliverAt", "delay", "timeToBeReceived", "replyToAddress")
 
 TOPICS = pa.list_(pa.string())
 MOMENT = pa.timestamp("us", "UTC")
 LONGEST_LEFT = 100 * 365 * 86_400_000  # milliseconds; both databases can hold that date
-# a due time between them is a valid time for the database, Python and .NET, in every time zone
-FIRST, STOP = datetime(1900, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
+# A due time between these is valid for the database, Python and .NET in each time zone.
+FIRST_DUE = datetime(1900, 1, 1, tzinfo=UTC)
+STOP_DUE = datetime(9999, 1, 1, tzinfo=UTC)
 
 
 def check_frame(
@@ -115,14 +116,14 @@ class Frame:
     def __init__(self, batch: pa.RecordBatch, partition: int, row: int) -> None:
         self.batch = batch
         self.partition = partition
-        self.row = row  # of the partition, that is the first of the batch
+        self.row = row  # number in the partition of the first row
         self.rows = batch.num_rows
 
     def refuse(self, wrong: pa.Array, reason: str) -> None:
         """Raise BadMessage for the first row that is wrong."""
-        at = pc.index(wrong, pa.scalar(value=True)).as_py()
-        if at >= 0:
-            raise BadMessage(partition=self.partition, row=self.row + at, reason=reason)
+        place = pc.index(wrong, pa.scalar(value=True)).as_py()
+        if place >= 0:
+            raise BadMessage(partition=self.partition, row=self.row + place, reason=reason)
 
     def column(self, name: str) -> pa.Array | None:
         return self.batch.column(name) if name in self.batch.schema.names else None
@@ -139,7 +140,7 @@ class Frame:
         read: Callable[[Any], Any],
         explain: Callable[[Any], str] = str,
     ) -> pa.Array:
-        """Convert each distinct value once; refuse the first row whose value cannot be read."""
+        """Convert each distinct value once; refuse the first row with one that cannot be read."""
         coded = column.dictionary_encode()
         values = []
         for code, value in enumerate(coded.dictionary.to_pylist()):
@@ -152,7 +153,7 @@ class Frame:
     # ------------------------------------------------------------ texts as Spark hands them over
 
     def without_padding(self, padded: frozenset[tuple[str, str]]) -> Frame:
-        """Return the frame without the blanks at the end of some texts; see `padded_texts`."""
+        """Return the frame without trailing blanks in the texts of `padded_texts`."""
         batch = self.batch
         for name in sorted({name for name, _ in padded} & COLUMNS.keys()):
             place = batch.schema.get_field_index(name)
@@ -166,10 +167,10 @@ class Frame:
 
     def find_undecodable(self, unused: set[str]) -> dict[int, str]:
         """
-        Return why rows cannot be sent: a text of theirs is not UTF-8.
+        Return the rows with a text that is not UTF-8, and what is wrong with each.
 
-        Spark makes such texts by casting bytes to a string. A body is bytes, and JSON of headers is
-        checked in `headers`. `unused` are columns that have no effect.
+        Spark makes such texts by casting bytes to a string. A body may be any bytes, and the method
+        `headers` checks JSON of headers. `unused` are columns that have no effect.
         """
         reasons: dict[int, str] = {}
         for name in COLUMNS:
@@ -185,7 +186,7 @@ class Frame:
         """
         Return the frame for an error queue, with U+FFFD for each byte that is not UTF-8.
 
-        These rows have no destination and no delay there, because nobody knows which was meant.
+        These rows lose their destination and their delay, because nobody knows what was meant.
         """
         chosen = np.zeros(self.rows, bool)
         chosen[rows] = True
@@ -208,13 +209,13 @@ class Frame:
 
     def check_size(self, headers: pa.Array, bodies: pa.Array, naming: Names) -> None:
         """Refuse a message that is larger than the database can be sent."""
-        sizes = pc.add(*(pc.binary_length(each).cast(pa.int64()) for each in (headers, bodies)))
+        sizes = pc.add(*(pc.binary_length(texts).cast(pa.int64()) for texts in (headers, bodies)))
         most = naming.largest_message
         reason = f"headers and body have more than {most} bytes, the most that can be sent"
         self.refuse(pc.greater(sizes, most), reason)
 
     def headers(self) -> Own:
-        """Return the headers of the rows' own."""
+        """Return the headers that the rows bring themselves; refuse a text that is no headers."""
         column = self.column("headers")
         if column is None:
             return OwnTexts(pa.nulls(self.rows, pa.string()))
@@ -224,23 +225,25 @@ class Frame:
         # Spark makes such a text by casting bytes to a string
         undecodable = find_undecodable(pa.chunked_array([texts])).combine_chunks()
         self.refuse(undecodable, "headers is not UTF-8")
-        own = OwnTexts(texts)
-        self.refuse(own.poison(), "headers is no JSON object of texts")
-        return own
+        own_headers = OwnTexts(texts)
+        self.refuse(own_headers.poison(), "headers is no JSON object of texts")
+        return own_headers
 
     def reply_addresses(
-        self, own: Own, naming: Names, write: Callable[[QueueAddress], str]
+        self, own_headers: Own, naming: Names, write: Callable[[QueueAddress], str]
     ) -> pa.Array:
         """
         Return the column `replyToAddress` as messages hold it; nulls where the frame has none.
 
-        A read has the header in this column too. What equals the row's own header is null here, so
-        that a message that is sent on keeps its header unchanged.
+        A read has the header ReplyToAddress in this column, too. A value that equals the row's own
+        header is null here, so that a message that is sent on keeps its header unchanged.
         """
         texts = self.text("replyToAddress")
         if texts.null_count == self.rows:
             return texts
-        same = pc.fill_null(pc.equal(texts, own.text(wire.REPLY_TO_ADDRESS)), fill_value=False)
+        same = pc.fill_null(
+            pc.equal(texts, own_headers.text(wire.REPLY_TO_ADDRESS)), fill_value=False
+        )
         return self.convert(
             pc.if_else(same, None, texts),
             pa.string(),
@@ -253,11 +256,12 @@ class Frame:
     def check_queues(self, queues: pa.Array, topics: pa.Array | None, options: SinkOptions) -> None:
         """Refuse a row without a destination, or with a name that no queue can have."""
         if options.address is None:
-            nowhere, neither = queues.is_null(), "queue is null, and the sink has no option queue"
+            nowhere = queues.is_null()
+            reason = "queue is null, and the sink has no option queue"
             if topics is not None:
                 nowhere = pc.and_(nowhere, topics.is_null())
-                neither = "queue is null, topics too, and the sink has no option for either"
-            self.refuse(nowhere, neither)
+                reason = "queue is null, topics too, and the sink has no option for either"
+            self.refuse(nowhere, reason)
         for name in pc.unique(queues.drop_null()).to_pylist():
             try:
                 parse_destination("queue", name, options.naming)
@@ -266,11 +270,14 @@ class Frame:
 
     def topics(self, queues: pa.Array, options: SinkOptions) -> pa.Array | None:
         """
-        Return the topics of each row; null, never an empty list, where a row is not published.
+        Return the topics of each row; None where neither the frame nor the sink has topics.
 
-        The result is None where neither the frame nor the sink has topics. `queues` are the rows'
-        own, untrusted; null where the option `queue` overrides them. BadMessage: a row has topics
-        and a queue, topics and a delay, or an item that is no topic.
+        A row that is not published is null, never an empty list. `queues` are the rows' own,
+        untrusted. They are null where the option `queue` overrides them.
+
+        Raises:
+            BadMessage: a row has topics and a queue, topics and a delay, or an item that is no
+                topic.
         """
         column = self.column("topics")
         if column is None and options.topics is None:
@@ -306,13 +313,13 @@ class Frame:
     # ------------------------------------------------------------ how long a message lives or waits
 
     def lifetimes(self, default: int | None) -> pa.Array:
-        """Return milliseconds until a message expires, for insert.py; null for never."""
+        """Return milliseconds until a message expires; null: never. See `to_queue_rows`."""
         spans = self._milliseconds("timeToBeReceived", wire.LONGEST_SPAN, "24.8 days")
         span = pa.scalar(default, pa.int64())
         return pa.repeat(span, self.rows) if spans is None else pc.coalesce(spans, span)
 
     def remaining(self, clock: Callable[[], datetime]) -> pa.Array:
-        """Return milliseconds from now until `expires`, 0 if it has passed; null for never."""
+        """Return milliseconds from now until `expires`, 0 if it has passed; null: never."""
         expires = self.column("expires")
         if expires is None or expires.null_count == self.rows:
             return pa.nulls(self.rows, pa.int64())
@@ -323,12 +330,14 @@ class Frame:
 
     def delays(self, lifetime: pa.Array) -> dict[str, pa.Array]:
         """
-        Return the columns `delay`, in milliseconds, and `due`, in UTC, that the frame has.
+        Return the columns `delay`, in milliseconds, and `due`, in UTC, if the frame has them.
 
         The database computes when a row is due, in the transaction that stores it: see delayed.py.
-        `lifetime` is in milliseconds, null for rows that never expire. BadMessage: a delay is
-        negative or too long, a time is outside of what .NET can read, or a row has both, or one of
-        them and a lifetime, which the transport refuses too.
+        `lifetime` is in milliseconds, null for rows that never expire.
+
+        Raises:
+            BadMessage: a delay is negative or too long, or a time is outside of what .NET can read.
+                Or a row has both, or one of them and a lifetime. The transport refuses that, too.
         """
         both = {
             "delay": self._milliseconds("delay", wire.LONGEST_DELAY, "365,000 days"),
@@ -352,14 +361,14 @@ class Frame:
             return None
         moments = column.cast(MOMENT)
         outside = pc.or_(
-            pc.less(moments, pa.scalar(FIRST, MOMENT)),
-            pc.greater_equal(moments, pa.scalar(STOP, MOMENT)),
+            pc.less(moments, pa.scalar(FIRST_DUE, MOMENT)),
+            pc.greater_equal(moments, pa.scalar(STOP_DUE, MOMENT)),
         )
         self.refuse(outside, "deliverAt is outside of the years 1900 to 9998")
         return moments.cast(pa.timestamp("us"))
 
     def _milliseconds(self, name: str, longest: int, most: str) -> pa.Array | None:
-        """Return a column of time spans; `longest` is the limit, and `most` its text for people."""
+        """Return a column of time spans up to `longest`; `most` is this limit for people."""
         column = self.column(name)
         if column is None:
             return None
@@ -393,7 +402,7 @@ def _change_texts(column: pa.Array, change: Callable[[pa.Array, str], pa.Array])
 
 
 def _find_undecodable(name: str, column: pa.Array) -> Iterator[tuple[npt.NDArray[np.intp], str]]:
-    """Yield rows of a column with texts that are not UTF-8, and what to say of them."""
+    """Yield the places of rows with texts that are not UTF-8, and what is wrong with them."""
     if pa.types.is_map(column.type):
         parents, first = parents_of_entries(column)
         for kind, texts in (("name", column.keys), ("value", column.items)):

@@ -7,30 +7,25 @@ The subscriptions are in subscriptions.py.
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, TypeAlias
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import TYPE_CHECKING
 
 from sqlq_spark.database import unite
 from sqlq_spark.errors import BadAddress, QueueNotFound, SubscriberLost, SubscriberUnreachable
 from sqlq_spark.send import subscriptions
-from sqlq_spark.send.sender import CHUNK_TOPICS
-from sqlq_spark.wire.headers import SEPARATOR
+from sqlq_spark.send.chunk import count_unmatched, find_published, names_of_topics, topics_of
+from sqlq_spark.send.routes import Route, TableKind
 
 if TYPE_CHECKING:
-    from collections import Counter
+    import pyarrow as pa
 
-    from sqlq_spark.errors import SqlQueueError
-    from sqlq_spark.send.insert import Inserts
+    from sqlq_spark.database import Connection
+    from sqlq_spark.database.destinations import Destinations
+    from sqlq_spark.options import SinkOptions
     from sqlq_spark.send.subscriptions import Subscription
     from sqlq_spark.wire.address import QueueAddress
-
-    Place: TypeAlias = QueueAddress | str  # of a subscriber; a text cannot be read
-    Failures: TypeAlias = dict[Place, SqlQueueError]
-    Topics: TypeAlias = dict[Place, list[str]]  # of each queue
 
 log = logging.getLogger("sqlq_spark")
 
@@ -38,91 +33,117 @@ LOGGED_TOPICS = 5  # lists of topics that a warning names
 LONGEST_LOGGED = 200  # characters of each
 
 
-def topics_of(chunk: pa.Table) -> pa.ChunkedArray | None:
-    """Return the topics of a chunk's rows; None where no row is published."""
-    return chunk[CHUNK_TOPICS.name] if CHUNK_TOPICS.name in chunk.column_names else None
+@dataclass(frozen=True, slots=True, eq=False)
+class LostCopies:
+    """Copies for a subscriber to which nothing can be sent."""
+
+    address: str  # of the subscriber, untrusted
+    messages: pa.Table
+    reason: SubscriberLost
 
 
-def find_copies(
-    inserts: Inserts, topics: pa.ChunkedArray
-) -> tuple[dict[Place, pa.Array], Failures]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Published:
+    """Where the published messages of a chunk go, and which copies cannot be sent."""
+
+    routes: list[Route] = field(default_factory=list)
+    lost: list[LostCopies] = field(default_factory=list)
+    # lists of topics without a subscriber, and how many messages had them
+    without_subscriber: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribers:
     """
-    Find the queues of each row's subscribers, and lock them; count rows that no queue gets.
+    Which subscribers get messages with some topics.
 
-    Returns:
-        Which rows are copied into which queue, as booleans; and which of these queues cannot be
-        sent to, and why. A text is an address that cannot be read.
+    The keys are their addresses. An address is canonical, so that two spellings are one subscriber.
+    An address that cannot be read is as the table has it.
+    """
+
+    topics: dict[str, list[str]]  # of each subscriber
+    queues: dict[str, QueueAddress]  # of each subscriber that can be sent to
+    lost: dict[str, SubscriberLost]  # of each other one, why not
+
+
+def published_routes(
+    connection: Connection,
+    options: SinkOptions,
+    destinations: Destinations,
+    chunk: pa.Table,
+    rows: pa.Table,
+) -> Published:
+    """
+    Return the routes of published messages into the queues of their subscribers.
 
     Raises:
         SubscriberUnreachable, SubscriptionsNotFound: nothing must be sent.
     """
-    items = pc.list_flatten(topics)
-    rows = np.repeat(np.arange(len(topics)), pc.fill_null(pc.list_value_length(topics), 0))
-    places, reasons = _find_subscribers(inserts, pc.unique(items).to_pylist())
-    copies: dict[Place, pa.Array] = {}
-    alone = pc.is_valid(topics).to_numpy()
-    for place, wanted in places.items():
-        mask = np.zeros(len(topics), bool)
-        mask[rows[pc.is_in(items, value_set=pa.array(wanted, pa.string())).to_numpy()]] = True
-        copies[place], alone = pa.array(mask), alone & ~mask
-    texts = pc.binary_join(topics.filter(pa.array(alone)), SEPARATOR)
-    for each in pc.value_counts(texts).to_pylist():
-        inserts.without_subscriber[each["values"]] += each["counts"]
-    return copies, reasons
-
-
-def _find_subscribers(inserts: Inserts, names: list[str]) -> tuple[Topics, Failures]:
-    """Return which of some topics each queue gets, and why some queues cannot be sent to."""
-    places, lost = _look_up(inserts, names)
-    if lost:  # read the table again before anything fails
-        subscriptions.cache.expire(inserts.options)
-        places, lost = _look_up(inserts, names)
-    if lost and inserts.options.undeliverable_address is None:
-        first = next(iter(lost.values()))
+    topics = topics_of(chunk)
+    if topics is None:
+        return Published()
+    names = names_of_topics(topics)
+    subscribers = _find_subscribers(connection, options, destinations, names)
+    if subscribers.lost:  # the table is read again before anything fails
+        subscriptions.cache.expire(options)
+        subscribers = _find_subscribers(connection, options, destinations, names)
+    if subscribers.lost and options.undeliverable_address is None:
+        first = next(iter(subscribers.lost.values()))
         raise SubscriberUnreachable(
             endpoint=first.endpoint, topic=first.topic, address=first.address, reason=first.reason
         )
-    queues = [place for place in places if not isinstance(place, str) and place not in lost]
-    reasons: Failures = {**lost}
-    reasons.update(inserts.lock(queues).items())
-    return places, reasons
+    masks = find_published(topics, subscribers.topics)
+    routes = [
+        Route(queue, queue, TableKind.QUEUE, chunk, rows, masks[address])
+        for address, queue in subscribers.queues.items()
+    ]
+    lost = [
+        LostCopies(address, chunk.filter(masks[address]), reason)
+        for address, reason in subscribers.lost.items()
+    ]
+    return Published(routes, lost, count_unmatched(topics, masks.values()))
 
 
-def _look_up(inserts: Inserts, names: list[str]) -> tuple[Topics, dict[Place, SubscriberLost]]:
-    """Do `_find_subscribers` by what is known now, without locks; two spellings are one queue."""
-    connection, destinations = inserts.connection, inserts.destinations
-    subscribed = subscriptions.cache.find(connection, inserts.options, names)
+def _find_subscribers(
+    connection: Connection, options: SinkOptions, destinations: Destinations, names: list[str]
+) -> Subscribers:
+    """Find the subscribers of some topics by what is known now, and which can be sent to."""
+    subscribed = subscriptions.cache.find(connection, options, names)
     parsed: dict[Subscription, QueueAddress] = {}
-    places: dict[Subscription, Place] = {}
-    lost: dict[Subscription, str] = {}  # why
+    reasons: dict[Subscription, str] = {}  # why nothing can be sent
     for subscription in dict.fromkeys(chain.from_iterable(subscribed.values())):
         try:
             parsed[subscription] = connection.names.parse_address(subscription.address)
         except BadAddress as error:
-            places[subscription] = subscription.address
-            lost[subscription] = f"is no address ({error.reason})"
+            reasons[subscription] = f"is no address ({error.reason})"
     first = unite(connection, parsed.values())
     refused = destinations.find_refused(destinations.undecided(first.values()))
-    for subscription, address in parsed.items():
-        queue = places[subscription] = first[address]
-        if isinstance(refused.get(queue), QueueNotFound):
-            lost[subscription] = f"was not found in {connection.server}"
-        elif queue in refused:
-            lost[subscription] = f"cannot be sent to ({refused[queue]})"
-    reasons: dict[Place, SubscriberLost] = {}
-    for subscription, reason in lost.items():
+    addresses = {subscription: subscription.address for subscription in reasons}
+    queues: dict[str, QueueAddress] = {}
+    for subscription, spelling in parsed.items():
+        queue = first[spelling]
+        address = connection.canonical(queue)
+        addresses[subscription] = address
+        if queue not in refused:
+            queues[address] = queue
+        elif isinstance(refused[queue], QueueNotFound):
+            reasons[subscription] = f"was not found in {connection.server}"
+        else:
+            reasons[subscription] = f"cannot be sent to ({refused[queue]})"
+    topics: dict[str, list[str]] = {}
+    for topic, subscribers in subscribed.items():
+        for subscription in subscribers:
+            topics.setdefault(addresses[subscription], []).append(topic)
+    lost: dict[str, SubscriberLost] = {}
+    for subscription, reason in reasons.items():
         fault = SubscriberLost(
             endpoint=subscription.endpoint,
             topic=subscription.topic,
             address=subscription.address,
             reason=reason,
         )
-        reasons.setdefault(places[subscription], fault)
-    topics: Topics = {}
-    for topic, subscribers in subscribed.items():
-        for subscription in subscribers:
-            topics.setdefault(places[subscription], []).append(topic)
-    return topics, reasons
+        lost.setdefault(addresses[subscription], fault)
+    return Subscribers(topics, queues, lost)
 
 
 # ---------------------------------------------------------------- messages without a subscriber

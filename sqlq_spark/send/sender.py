@@ -7,11 +7,9 @@ The headers are complete when they leave the executor. The driver copies them as
 from __future__ import annotations
 
 import hashlib
-import json
 import socket
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache, partial, reduce
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -19,10 +17,19 @@ import pyarrow.compute as pc
 
 from sqlq_spark.errors import BadMessage, BadOption
 from sqlq_spark.options.names import parse_destination
-from sqlq_spark.send.frame import MOMENT, ROW_ID, TOPICS, Frame
-from sqlq_spark.send.own_headers import OwnTexts, default
+from sqlq_spark.send.chunk import (
+    CHUNK_DELAYS,
+    CHUNK_FAULT,
+    CHUNK_ID,
+    CHUNK_ROW,
+    CHUNK_TOPICS,
+    write_fault,
+)
+from sqlq_spark.send.defaults import SENT_BY, Defaults, NewIds
+from sqlq_spark.send.frame import MOMENT, ROW_ID, Frame
+from sqlq_spark.send.own_headers import OwnTexts, default, join_members
 from sqlq_spark.wire import headers as wire
-from sqlq_spark.wire.header_columns import HEADER_COLUMNS, with_legacy_columns
+from sqlq_spark.wire.header_columns import with_legacy_columns
 from sqlq_spark.wire.rows import id_texts, random_ids, split_by_size
 
 if TYPE_CHECKING:
@@ -32,35 +39,10 @@ if TYPE_CHECKING:
     from sqlq_spark.send.own_headers import Own
     from sqlq_spark.wire.address import QueueAddress
 
-# a row of a chunk; `queue` null is the sink's own
-CHUNK_ROW = pa.schema(
-    {
-        "queue": pa.string(),
-        "headers": pa.string(),
-        "body": pa.binary(),
-        "lifetime": pa.int64(),  # milliseconds until it expires
-    }
-)
-# columns that follow, in this order, where the frame or an option asks for them
-CHUNK_DELAYS = {  # a row has one of them or neither
-    "delay": pa.field("delay", pa.int64()),  # milliseconds
-    "due": pa.field("due", pa.timestamp("us")),  # UTC
-}
-CHUNK_TOPICS = pa.field("topics", TOPICS)
-CHUNK_LEGACY = [pa.field(name.lower(), pa.string()) for name in HEADER_COLUMNS]
-# why a row goes to the error queue of the option `undeliverable`: facts of its BadMessage, as JSON
-CHUNK_FAULT = pa.field("fault", pa.string())
-CHUNK_OPTIONAL = (*CHUNK_DELAYS.values(), CHUNK_TOPICS, *CHUNK_LEGACY, CHUNK_FAULT)
-
-# of a chunk that is never staged: ids of its rows, as `frame.ROW_ID`
-CHUNK_ID = pa.field("id", pa.binary(16))
-
 CHUNK_BYTES = 16 << 20
 
-UNNAMED = "Spark"  # where neither the query nor the application has a name that we know
-# headers that say who sent a message
-SENT_BY = (wire.ORIGINATING_MACHINE, wire.ORIGINATING_ENDPOINT, wire.HOST_ID)
-# headers of a message that another sender made
+UNNAMED = "Spark"  # names a sender where neither the query nor the application has a known name
+# a message that has one of these headers was made by another sender
 SENT_BEFORE = (wire.MESSAGE_ID, wire.TIME_SENT, wire.FAILED_Q)
 # An endpoint does not report such a message. It goes to the audit queue as if it was handled, and
 # nothing is in the error queue (tried with NServiceBus 9.2 and 10.2).
@@ -80,47 +62,51 @@ def name_sender(endpoint: str | None) -> dict[str, str]:
     Return the headers by which ServiceControl and ServicePulse know the sender of a write.
 
     The driver makes them, so that each attempt of a task writes the same. A host id is 32
-    hexadecimal digits, as endpoints write it (seen with NServiceBus 10.2). Theirs is a hash of the
-    program's path and the machine, ours of the sender's name and the machine.
+    hexadecimal digits, as endpoints write it (seen with NServiceBus 10.2). An endpoint hashes the
+    program's path and the machine. We hash the sender's name and the machine.
     """
-    name, machine = endpoint or UNNAMED, socket.gethostname()
+    name = endpoint or UNNAMED
+    machine = socket.gethostname()
     host_id = hashlib.sha256(f"{name}\0{machine}".encode()).hexdigest()[:32]
     return dict(zip(SENT_BY, (machine, name, host_id), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sender:
-    """Turns the rows of one task into messages."""
+    """Makes messages of the rows of one task."""
 
     options: SinkOptions
     partition: int
-    seed: bytes | None = None  # the same seed gives the same message ids again
-    sent: datetime | None = None
-    clock: Callable[[], datetime] = own_clock  # decides what has expired since it was received
-    # writes an address as messages hold it; None: as the database writes addresses
+    seed: bytes | None = None  # with the same seed a task makes the same message ids again
+    sent: datetime | None = None  # the header TimeSent; None: the current time
+    # With asReceived it decides what has expired since it was received. Otherwise it is not asked.
+    clock: Callable[[], datetime] = own_clock
+    # writes an address as messages have it; None: as the names of the database write it
     own_address: Callable[[QueueAddress], str] | None = None
     # whether a row's own queue overrides the option `queue`, as on the command line
     rows_choose: bool = False
-    # of `padded_texts`: where trailing blanks are not part of the value
+    # where trailing blanks are not part of a text: see `padded_texts`
     padded: frozenset[tuple[str, str]] = frozenset()
-    # of `name_sender`; empty: only the option originatingEndpoint is written
+    # see `name_sender`; empty: only the option originatingEndpoint is written
     sent_by: dict[str, str] = field(default_factory=dict)
 
     def chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Yield messages in tables of CHUNK_ROW, each of about CHUNK_BYTES at most."""
-        held: list[pa.Table] = []
-        weight = row = 0
+        parts: list[pa.Table] = []  # of the next chunk
+        weight = 0  # of these parts, in bytes
+        row = 0  # of the partition, the first of the next record batch
         for batch in batches:
             messages = self.messages(batch, row)
             row += batch.num_rows
             for part in split_by_size(messages, CHUNK_BYTES):
-                if held and weight + part.nbytes > CHUNK_BYTES:
-                    yield _unite(held)
-                    held, weight = [], 0
-                held.append(part)
+                if parts and weight + part.nbytes > CHUNK_BYTES:
+                    yield _unite(parts)
+                    parts = []
+                    weight = 0
+                parts.append(part)
                 weight += part.nbytes
-        if held:
-            yield _unite(held)
+        if parts:
+            yield _unite(parts)
 
     def messages(self, batch: pa.RecordBatch, row: int) -> pa.Table:
         """Return the messages of a record batch; its first row is row `row` of the partition."""
@@ -158,7 +144,8 @@ class Sender:
         Find rows with a text that is not UTF-8; raise BadMessage unless they go to an error queue.
 
         Returns:
-            The frame, whose texts can all be read, and why rows cannot be sent; None: all can.
+            The frame, whose texts can all be read then, and the column CHUNK_FAULT. None: all rows
+            can be sent.
         """
         unused = set()
         if not self._rows_choose_queue:
@@ -173,8 +160,7 @@ class Sender:
             raise BadMessage(partition=frame.partition, row=frame.row + row, reason=reasons[row])
         faults: list[str | None] = [None] * frame.rows
         for row, reason in reasons.items():
-            facts = {"partition": frame.partition, "row": frame.row + row, "reason": reason}
-            faults[row] = json.dumps(facts)
+            faults[row] = write_fault(frame.partition, frame.row + row, reason)
         return frame.replace_undecodable([*reasons]), pa.array(faults, pa.string())
 
     @property
@@ -185,7 +171,7 @@ class Sender:
         return (self.own_address or self.options.naming.print_address)(address)
 
     def _forward_destinations(self, frame: Frame, queues: pa.Array, delayed: pa.Array) -> pa.Array:
-        """Return where delayed rows go when they are due; null for others, and for no address."""
+        """Return where delayed rows go when they are due; null: others, and bad addresses."""
         if not pc.any(delayed).as_py():
             return pa.nulls(frame.rows, pa.string())
 
@@ -193,7 +179,7 @@ class Sender:
             try:
                 return self._write(parse_destination("queue", name, self.options.naming))
             except BadOption:
-                return None  # see `Frame.check_queues` and the option `undeliverable`
+                return None  # `Frame.check_queues` raises it, or the message is diverted
 
         places = frame.convert(queues, pa.string(), read)
         if self.options.address is not None:
@@ -208,151 +194,123 @@ class Sender:
         topics: pa.Array | None,
         delays: dict[str, pa.Array],
     ) -> pa.Array:
-        """
-        Return the header texts of a record batch: defaults first, then the row's own headers.
-
-        A default is computed only where some row lacks the header.
-        """
-        options, sent = self.options, self.sent or own_clock()
-        fresh = random_ids(2 * frame.rows, seed=self.seed, first=2 * frame.row)
-
-        @cache
-        def message_ids() -> pa.Array:
-            return pc.coalesce(frame.text("id"), id_texts(fresh[::2]))
-
-        own, deliver_at = frame.headers(), _deliver_at(delays, sent, frame.rows)
+        """Return the header texts of a record batch: first the defaults, then the rows' own."""
+        options = self.options
+        sent = self.sent or own_clock()
+        ids = NewIds(frame, random_ids(2 * frame.rows, seed=self.seed, first=2 * frame.row))
+        own_headers = frame.headers()
+        deliver_at = _deliver_at(delays, sent, frame.rows)
         forward = self._forward_destinations(frame, queues, deliver_at.is_valid())
         if options.as_received:
-            names, row_ids = message_ids(), frame.column(ROW_ID)
-            if row_ids is not None:  # what keeps its row id needs no other
-                names = pc.if_else(row_ids.is_valid(), None, names)
-            return _as_received(own, names, forward)
+            return _as_received(own_headers, _missing_ids(frame, ids), forward)
         correlation = frame.text("correlationId")
-        replies = frame.reply_addresses(own, options.naming, self._write)
-        own = own.without(
-            {
-                wire.CORRELATION_ID: correlation,
-                wire.REPLY_TO_ADDRESS: replies,
-                wire.DELIVER_AT: deliver_at,
-                wire.FORWARD_DESTINATION: forward,
-            }
-        )
-        _refuse_empty_bodies(frame, own, options, topics)
-        reply_to = options.reply_to_address
-        sent_by = {wire.ORIGINATING_ENDPOINT: options.originating_endpoint, **self.sent_by}
-        intent: pa.Array | str = options.intent
-        types: pa.Array | str | None = options.message_type
-        if topics is not None:
-            intent = pc.if_else(topics.is_valid(), "Publish", intent)
-            types = types or pc.binary_join(topics, wire.SEPARATOR)
-        defaults: dict[str, Callable[[], pa.Array | str | None]] = {
-            wire.MESSAGE_ID: message_ids,
-            wire.MESSAGE_INTENT: lambda: intent,
-            wire.CONVERSATION_ID: lambda: id_texts(fresh[1::2]),
-            wire.CORRELATION_ID: lambda: pc.coalesce(
-                correlation, own.text(wire.MESSAGE_ID), message_ids()
-            ),
-            wire.REPLY_TO_ADDRESS: lambda: (
-                pc.coalesce(replies, self._write(reply_to)) if reply_to else replies
-            ),
-            **{name: partial(sent_by.get, name) for name in SENT_BY},
-            wire.ENCLOSED_MESSAGE_TYPES: lambda: types,
-            wire.CONTENT_TYPE: lambda: options.content_type,
-            wire.TIME_SENT: lambda: wire.wire_time(sent),
-            wire.TIME_TO_BE_RECEIVED: partial(
-                frame.convert, lifetime, pa.string(), wire.format_span
-            ),
+        replies = frame.reply_addresses(own_headers, options.naming, self._write)
+        stated = {
+            wire.CORRELATION_ID: correlation,
+            wire.REPLY_TO_ADDRESS: replies,
+            wire.DELIVER_AT: deliver_at,
+            wire.FORWARD_DESTINATION: forward,
         }
-        if delays:
-            defaults[wire.DELIVER_AT] = lambda: deliver_at
-            defaults[wire.FORWARD_DESTINATION] = lambda: forward
-        unsent, parts = own.missing(wire.TIME_SENT), []
-        for name, compute in defaults.items():
-            missing = unsent if name == wire.TIME_SENT else own.missing(name)
-            stated = name == wire.ORIGINATING_ENDPOINT and options.originating_endpoint is not None
-            if name in SENT_BY and not stated:
-                # a message that is sent on does not get headers of two senders
-                missing = pc.and_(missing, unsent)
-            value = compute() if pc.any(missing).as_py() else None
-            if isinstance(value, str) or (value is not None and value.null_count < len(value)):
-                parts.append(default(name, value, missing))
-        return _join(*parts, own.members())
+        own_headers = own_headers.without(stated)
+        _refuse_empty_bodies(frame, own_headers, options, topics)
+        defaults = Defaults(
+            options=options,
+            frame=frame,
+            own_headers=own_headers,
+            ids=ids,
+            topics=topics,
+            lifetime=lifetime,
+            correlation=correlation,
+            replies=replies,
+            deliver_at=deliver_at,
+            forward=forward,
+            sent=sent,
+            sent_by=self.sent_by,
+            write=self._write,
+        )
+        return join_members(*defaults.members(), own_headers.members())
 
 
 def _unite(parts: list[pa.Table]) -> pa.Table:
-    """Return a chunk of its parts, of which some have no column CHUNK_FAULT."""
+    """Return a chunk made of parts; only some of them may have the column CHUNK_FAULT."""
     return pa.concat_tables(parts, promote_options="default")
 
 
 def with_new_ids(chunk: pa.Table) -> pa.Table:
-    """Return a chunk with CHUNK_ID so that its rows get new ids; messages keep their own."""
+    """Drop CHUNK_ID, so that the rows get new ids. A message keeps its own id as a header."""
     names = id_texts(chunk[CHUNK_ID.name].combine_chunks())
-    own = OwnTexts(chunk["headers"].combine_chunks())
-    headers = _as_received(own, names, pa.nulls(chunk.num_rows, pa.string()))
+    own_headers = OwnTexts(chunk["headers"].combine_chunks())
+    headers = _as_received(own_headers, names, pa.nulls(chunk.num_rows, pa.string()))
     place = chunk.schema.get_field_index("headers")
     return chunk.set_column(place, "headers", headers).drop_columns(CHUNK_ID.name)
 
 
-def _join(*members: pa.Array) -> pa.Array:
-    first, *others = members
-    # a row whose texts are all null would be left out (pyarrow 26)
-    none = reduce(pc.and_, [each.is_null() for each in members])
-    first = pc.if_else(none, "", first)
-    inner = pc.binary_join_element_wise(first, *others, ",", null_handling="skip")
-    return pc.binary_join_element_wise("{", inner, "}", "")
+def _missing_ids(frame: Frame, ids: NewIds) -> pa.Array:
+    """Return the id of each message; null for one that keeps the id of its row."""
+    row_ids = frame.column(ROW_ID)
+    return (
+        ids.message_ids
+        if row_ids is None
+        else pc.if_else(row_ids.is_valid(), None, ids.message_ids)
+    )
 
 
-def _as_received(own: Own, message_ids: pa.Array, forward: pa.Array) -> pa.Array:
+def _as_received(own_headers: Own, message_ids: pa.Array, forward: pa.Array) -> pa.Array:
     """
     Return header texts as they came, byte for byte; for an exception see `OwnTexts`.
 
-    A message without the header MessageId gets it: its id is that of its row, which changes, unless
-    the id given here is null. A delayed one gets its destination.
+    The id of a message without the header MessageId is that of its row. Its row gets another id
+    now, so the message gets the header, unless the id that is given here is null. A delayed message
+    gets its destination.
     """
-    own = own.without({wire.FORWARD_DESTINATION: forward})
-    unnamed = pc.and_(own.missing(wire.MESSAGE_ID), message_ids.is_valid())
-    undirected = own.missing(wire.FORWARD_DESTINATION)
-    texts = _join(
+    own_headers = own_headers.without({wire.FORWARD_DESTINATION: forward})
+    unnamed = pc.and_(own_headers.missing(wire.MESSAGE_ID), message_ids.is_valid())
+    undirected = own_headers.missing(wire.FORWARD_DESTINATION)
+    texts = join_members(
         default(wire.MESSAGE_ID, message_ids, unnamed),
-        own.members(),
+        own_headers.members(),
         default(wire.FORWARD_DESTINATION, forward, undirected),
     )
-    if not isinstance(own, OwnTexts):
+    if not isinstance(own_headers, OwnTexts):
         return texts
     changed = pc.or_(unnamed, pc.and_(forward.is_valid(), undirected))
-    return pc.if_else(changed, texts, own.objects)
+    return pc.if_else(changed, texts, own_headers.objects)
 
 
 def _refuse_empty_bodies(
-    frame: Frame, own: Own, options: SinkOptions, topics: pa.Array | None
+    frame: Frame, own_headers: Own, options: SinkOptions, topics: pa.Array | None
 ) -> None:
     """
-    Refuse a row that is made here, has a type, has zero bytes, and is no control message.
+    Refuse an empty body of a message that has a type and is no control message.
 
-    Messages that another sender made have an id or a time from there. `forward` and the functions
-    like it give their rows the column `id`, also where the message has no such header.
+    A message that another sender made is not refused. It has an id or a time from there. `forward`
+    and the functions like it give their rows the column `id`, even if the message has no MessageId.
     """
     empty = pc.equal(pc.binary_length(frame.batch.column("body")), 0)
     if not pc.any(empty).as_py():
         return
     own_type = pc.fill_null(
-        pc.not_equal(own.text(wire.ENCLOSED_MESSAGE_TYPES), ""), fill_value=False
+        pc.not_equal(own_headers.text(wire.ENCLOSED_MESSAGE_TYPES), ""), fill_value=False
     )
-    sink_type = own.missing(wire.ENCLOSED_MESSAGE_TYPES)
+    sink_type = own_headers.missing(wire.ENCLOSED_MESSAGE_TYPES)
     if options.message_type is None:
         sink_type = pc.and_(sink_type, False if topics is None else topics.is_valid())
     exempt = pc.fill_null(
-        pc.equal(pc.utf8_lower(own.text(wire.CONTROL_MESSAGE)), "true"), fill_value=False
+        pc.equal(pc.utf8_lower(own_headers.text(wire.CONTROL_MESSAGE)), "true"), fill_value=False
     )
     exempt = pc.or_(exempt, pc.and_(own_type, frame.text("id").is_valid()))
     for name in SENT_BEFORE:
-        exempt = pc.or_(exempt, pc.invert(own.missing(name)))
+        exempt = pc.or_(exempt, pc.invert(own_headers.missing(name)))
     typed = pc.or_(own_type, sink_type)
     frame.refuse(pc.and_not(pc.and_(empty, typed), exempt), EMPTY)
 
 
 def _deliver_at(delays: dict[str, pa.Array], sent: datetime, rows: int) -> pa.Array:
-    """Return the header DeliverAt; `sent` is when a delay starts, for this header only."""
+    """
+    Return the header DeliverAt; null for a message that is not delayed.
+
+    For this header a delay starts at `sent`. The database computes when a message really is due.
+    """
     if not delays:
         return pa.nulls(rows, pa.string())
     moments = []

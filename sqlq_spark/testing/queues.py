@@ -1,4 +1,4 @@
-"""What a test works with: messages, a queue, a database of its own, a server, a frame."""
+"""What a test of a pipeline works with: messages, a queue, a database, a server, a frame."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pyarrow as pa
 
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin.messages import StoredMessage, list_messages
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.postgresql import drivers
 from sqlq_spark.database.postgresql.url import redact
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 VARIABLE: Final = "SQLQ_TEST_POSTGRES"
-TIMEOUT = 60.0  # seconds, for every statement
-MOST = 1 << 40  # messages of a queue
+TIMEOUT = 60.0  # seconds for each statement
+MOST = 1 << 40  # more messages than a queue has
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Queue:
     def messages(self) -> list[Message]:
         """Return what waits now, in the order of seq; deletes nothing."""
         with self.database.connection() as connection:
-            found = inspect.messages(connection, self._address, limit=MOST)
+            found = list_messages(connection, self._address, limit=MOST)
             return [*map(_received, found)]
 
     @property
@@ -150,7 +150,7 @@ def server() -> Iterator[str]:
     if named := os.environ.get(VARIABLE):
         yield named
     else:
-        with embedded.server(tcp=True) as running:
+        with embedded.run_server(tcp=True) as running:
             yield running.url
 
 
@@ -210,23 +210,27 @@ def frame(
 
 
 def _table_rows(messages: Iterable[object]) -> pa.Table:
-    """Messages, or bodies, as rows of a queue; those without a seq are numbered by their place."""
-    made = [each if isinstance(each, Message) else Message(each) for each in messages]
+    """
+    Make rows of a queue of messages or bodies.
+
+    Messages without a seq are numbered by their place.
+    """
+    whole = [given if isinstance(given, Message) else Message(given) for given in messages]
     rows = [
         {
             "id": uuid.uuid4().bytes,
-            "expires": _without_zone(each.expires),
-            "headers": each.corrupt_headers or wire.dumps(_all_headers(each)),
-            "body": each.bytes,
-            "seq": number if each.seq is None else each.seq,
+            "expires": _without_zone(message.expires),
+            "headers": message.corrupt_headers or wire.dumps(_all_headers(message)),
+            "body": message.bytes,
+            "seq": number if message.seq is None else message.seq,
         }
-        for number, each in enumerate(made, 1)
+        for number, message in enumerate(whole, 1)
     ]
     return pa.Table.from_pylist(rows, schema=QUEUE_ROW)
 
 
 def _all_headers(message: Message) -> dict[str, str | None]:
-    """The headers that an endpoint writes, with the message's own."""
+    """Return the headers that an endpoint writes, and those of the message."""
     own = dict(message.headers or {})
     message_id = own.get(wire.MESSAGE_ID) or str(uuid.uuid4())
     added = {
@@ -234,7 +238,7 @@ def _all_headers(message: Message) -> dict[str, str | None]:
         wire.CORRELATION_ID: message_id,
         wire.CONVERSATION_ID: str(uuid.uuid4()),
         wire.MESSAGE_INTENT: "Send",
-        wire.TIME_SENT: wire.wire_time(datetime.now(UTC)),
+        wire.TIME_SENT: wire.format_wire_time(datetime.now(UTC)),
         wire.ORIGINATING_ENDPOINT: "Test",
     }
     if message.message_type is not None:
@@ -245,7 +249,7 @@ def _all_headers(message: Message) -> dict[str, str | None]:
 
 
 def _without_zone(moment: datetime | None) -> datetime | None:
-    """A time as a queue's table has it: in UTC, without its zone."""
+    """Return a time as a queue's table has it: in UTC, without its zone."""
     if moment is None:
         return None
     if moment.tzinfo is None:
@@ -254,7 +258,7 @@ def _without_zone(moment: datetime | None) -> datetime | None:
     return moment.astimezone(UTC).replace(tzinfo=None)
 
 
-def _received(found: inspect.Message) -> Message:
+def _received(found: StoredMessage) -> Message:
     return Message(
         found.body,
         message_type=(found.headers or {}).get(wire.ENCLOSED_MESSAGE_TYPES),

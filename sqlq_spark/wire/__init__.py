@@ -1,3 +1,5 @@
-"""The transport's format: addresses, headers, rows and payloads. No IO."""
+"""The transport's format: addresses, headers and rows; and the format of payloads. No IO."""
 
-LOWEST_SEQ, HIGHEST_SEQ = -(2**63), 2**63 - 1  # a seq is a bigint
+# the bounds of a seq, which is a bigint
+LOWEST_SEQ = -(2**63)
+HIGHEST_SEQ = 2**63 - 1

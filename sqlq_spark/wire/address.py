@@ -1,9 +1,9 @@
 """
 Queue addresses: a table, optionally with schema and catalog, in the notation of each database.
 
-Addresses come from users and from messages, so they are untrusted. They are parsed, checked and
-quoted only here. The transports' parsers accept the same addresses; this one raises an error where
-they would misread one.
+Addresses come from users and from messages, so they are untrusted. Only this module and the modules
+of the dialects beside it parse, check and quote them. They accept the same addresses as the
+transports' parsers. If a transport would misread an address, they raise an error.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 LABELS = ("table", "schema", "catalog")
-DELAYED = ".Delayed"  # ends the name of a queue's table of delayed messages
-# characters of an address; the longest that a database can hold, all quoted and doubled, has 783
+DELAYED = ".Delayed"  # a queue's table of delayed messages has the queue's name and this suffix
+# Characters of an address. The longest possible one has 783: all of its characters are doubled.
 LONGEST_ADDRESS = 1000
-SHOWN = 200  # characters of a rejected address in an error
+SHOWN = 200  # characters of a rejected address that an error shows
 
 
 @dataclass(frozen=True, slots=True)
 class QueueAddress:
-    """The address of a queue. A schema or catalog of None is the default of the session."""
+    """The address of a queue. If its schema or catalog is None, the session's default is meant."""
 
     table: str
     schema: str | None = None
@@ -37,42 +37,41 @@ class QueueAddress:
 
 class Names(ABC):
     """
-    How one database writes names, and what else is known of it before anything is connected.
+    How one database writes names, and other facts that are known before a connection is opened.
 
-    The rest of the package asks this value. It never looks at a url's scheme or a quote character.
+    The rest of the package asks this object. It never looks at a url's scheme or a quote character.
     Methods that read or write an address raise BadAddress for a name that the database cannot hold.
     """
 
-    dialect: str  # its folder in database/
-    schemes: tuple[str, ...]  # of its urls
+    dialect: str  # name of its folder in database/
+    schemes: tuple[str, ...]  # schemes of its urls
     example_url: str
     secrets: tuple[str, ...]  # parameters of its urls that errors hide, beside those of all
     database: str  # its name in errors
     has_legacy_columns: bool  # its queues have columns for endpoints of version 1
     password_variable: str | None  # the environment variable that only this database's tools read
-    # what replaces the option `credentials`; None: the option may be set
-    own_credentials: str | None
+    token_services: tuple[str, ...]  # whose tokens it takes: values of the option `credentials`
     # of the databases in which a selftest works too; none: the database of the url is enough
     collations: tuple[str, ...]
     driver_packages: tuple[str, ...]
-    opening: str
-    closing: str  # doubled inside a quoted part
-    quoted: re.Pattern[str]  # a part in quotes
+    opening: str  # the character that begins a quoted part
+    closing: str  # the character that ends it; it is doubled inside of the part
+    quoted: re.Pattern[str]  # a quoted part
     quote: str  # the name of `opening` in errors
-    address_form: str  # of an address, for people
-    canonical: str  # a pattern of an address as we write it
-    # a pattern of Java whose group 1 is the table of such an address, and what is doubled there
+    address_form: str  # the form of an address, as people read it
+    canonical: str  # a pattern of addresses as this package writes them
+    # a pattern of Java for such an address; its group 1 is the table
     table_in_address: str
-    doubled_in_table: str
+    doubled_in_table: str  # the character that is doubled in that group
     separator: str
-    has_catalogs: bool  # an address in a message names the database too
-    stray_quotes: bool  # may `opening` stand inside a part that does not begin with it?
-    empty_is_default: bool  # does an empty quoted part mean the default?
-    unit: str  # what `size` counts
-    longest_table: int  # of a queue
-    longest: int  # of every other name
-    default_schema: str  # of a name without a schema
-    queue_columns: str  # of a queue, for people
+    has_catalogs: bool  # whether an address in a message can name the database too
+    stray_quotes: bool  # whether `opening` may stand inside of a part that does not begin with it
+    empty_is_default: bool  # whether an empty quoted part means the default
+    unit: str  # the unit of `size`, for errors
+    longest_table: int  # longest name of a queue's table
+    longest: int  # longest name of anything else
+    default_schema: str  # the schema of a name without one
+    queue_columns: str  # the columns of a queue, as people read them
     largest_message: int  # bytes of headers and body that can be sent
 
     @abstractmethod
@@ -80,22 +79,22 @@ class Names(ABC):
 
     @abstractmethod
     def parse_address(self, text: str) -> QueueAddress:
-        """Read an address as it stands in a message."""
+        """Read an address as messages contain it."""
 
     @abstractmethod
     def parse_queue(self, text: str, longest_table: int | None = None) -> QueueAddress:
-        """Read what a user writes as a queue; `print_address` writes it."""
+        """Read a queue as a user writes it; `print_address` writes this form."""
 
     def parse_table(self, text: str) -> QueueAddress:
-        """Read the name of an existing table, as `parse_queue`; it may be longer than a queue's."""
+        """Read the name of an existing table as `parse_queue` does, but allow a longer name."""
         return self.parse_queue(text, self.longest)
 
     def parse_destination(self, text: str) -> QueueAddress:
-        """Read a queue's name or an address, in a row of a frame."""
+        """Read the destination in a row of a DataFrame: a queue's name, or an address."""
         return self.parse_queue(text)
 
     def split_list(self, text: str) -> list[str]:
-        """Split the names of several queues at the commas, without the blanks around a name."""
+        """Split a list of queues' names at its commas, and remove blanks around the names."""
         names = split_at(text, self._commas(text))
         if not all(names):
             raise BadAddress(text=text, reason="a name is missing beside a comma")
@@ -103,42 +102,42 @@ class Names(ABC):
 
     @abstractmethod
     def _commas(self, text: str) -> Iterable[int]:
-        """Find the commas between the names of a list."""
+        """Find the places of the commas that separate the names of a list."""
 
     @abstractmethod
     def check_for_script(self, name: str) -> None:
-        """Raise BadAddress for a name that the tool which runs a script would misread."""
+        """Raise BadAddress for a name that the DBA's tool would misread in a script."""
 
     @abstractmethod
     def by_password(self, url: str) -> str:
-        """Return a url whose login is by user and password, however it was."""
+        """Return the url with a login by user and password instead of any other login."""
 
     @abstractmethod
     def is_address_only(self, text: str) -> bool:
-        """Whether a text is an address as messages have it, and cannot be a queue's name."""
+        """Return whether a text can only be an address of a message, and not a queue's name."""
 
     @abstractmethod
     def may_be_one_name(self, text: str) -> bool:
-        """Whether an address in a message was perhaps meant as the name of one table."""
+        """Return whether an address with several parts may be meant as the name of one table."""
 
     @abstractmethod
     def is_of_other_database(self, text: str) -> bool:
-        """Whether an address is in another notation, or has a host."""
+        """Return whether an address is in another database's notation, or has a host."""
 
     def print_address(self, address: QueueAddress) -> str:
-        """Write an address for people and state tables."""
+        """Write an address as people read it, and as state tables store it."""
         return self.quote_address(address)
 
     def canonical_address(self, address: QueueAddress) -> str:
-        """Write an address for a message, as an endpoint's ReplyToAddress; see `parse_address`."""
+        """Write an address as messages contain it; `parse_address` reads this form."""
         return self.quote_address(address)
 
     def quote_address(self, address: QueueAddress) -> str:
-        """Write the SQL identifier; no name can end its quotes early."""
+        """Write an address as an SQL identifier; no name can end the quotes early."""
         return ".".join(self.quote_name(name) for name in reversed(self._names_of(address)))
 
     def place_of(self, address: QueueAddress) -> dict[str, object]:
-        """Return the names of a table, as statements take them that are about many tables."""
+        """Return a table's names as an element of the JSON list that some statements take."""
         return {
             "catalog": address.catalog,
             "schema_name": self.qualify(address).schema,
@@ -150,7 +149,7 @@ class Names(ABC):
         return self.opening + name.replace(self.closing, self.closing * 2) + self.closing
 
     def unquote_name(self, text: str) -> str:
-        """Read one name, which may be in quotes."""
+        """Return a name without its quotes, if it has any."""
         if not self.quoted.fullmatch(text):
             return text
         return text[1:-1].replace(self.closing * 2, self.closing)
@@ -160,18 +159,19 @@ class Names(ABC):
 
     @property
     def longest_with_delayed(self) -> int:
-        """The size of a queue's name to which the name of its delayed table fits."""
+        """The longest name of a queue whose table of delayed messages can be created too."""
         return self.longest_table - self.size(DELAYED)
 
     def _names_of(self, address: QueueAddress) -> list[str]:
-        """Check an address, and return its names, table first."""
+        """Check an address, and return its names, the table's first."""
         names = [address.table, self.default_schema if address.schema is None else address.schema]
         if address.catalog is not None:
             names.append(address.catalog)
             if not self.has_catalogs:
                 reason = f"it names a catalog, which {self.database} does not have"
                 raise BadAddress(text=address.table, reason=reason)
-        self._address(names, address.table, self.longest)  # also of a table `<queue>.Delayed`
+        # the table may be `<queue>.Delayed`, which is longer than a queue's name may be
+        self._address(names, address.table, self.longest)
         return names
 
     def _check_length(self, text: str) -> None:
@@ -179,12 +179,12 @@ class Names(ABC):
             reason = f"it has {len(text)} characters where {LONGEST_ADDRESS} are the most"
             raise BadAddress(text=text[:SHOWN] + "…", reason=reason)
 
-    def _split(self, text: str, at: int = 0) -> list[str | None]:
-        """Cut an address at its separators: the parts unquoted, None for a default."""
+    def _split(self, text: str, start: int = 0) -> list[str | None]:
+        """Split an address at its separators; return the unquoted parts, None for a default."""
         parts: list[str | None] = []
-        while at <= len(text):
+        while start <= len(text):
             reason = None
-            if quoted := self.quoted.match(text, at):
+            if quoted := self.quoted.match(text, start):
                 stop = quoted.end()
                 part = quoted[0][1:-1].replace(self.closing * 2, self.closing)
                 parts.append(part or (None if self.empty_is_default else ""))
@@ -194,26 +194,28 @@ class Names(ABC):
                         f"double the {self.quote} if it belongs to the name"
                     )
             else:
-                part = text[at:].partition(self.separator)[0]
-                stop, stray = at + len(part), part.find(self.opening)
+                part = text[start:].partition(self.separator)[0]
+                stop = start + len(part)
+                stray = part.find(self.opening)
                 parts.append(part)
                 if stray == 0:
-                    reason = f"the {self.quote} that opens at character {at + 1} is not closed"
+                    reason = f"the {self.quote} that opens at character {start + 1} is not closed"
                 elif stray > 0 and not self.stray_quotes:
+                    place = start + stray + 1
                     reason = (
-                        f"the {self.quote} at character {at + stray + 1} stands inside a part that "
+                        f"the {self.quote} at character {place} stands inside a part that "
                         f"does not begin with one; put the whole part in {self.quote}s and double "
                         "those inside"
                     )
             if reason is not None:
                 raise BadAddress(text=text, reason=reason)
-            at = stop + 1
+            start = stop + 1
         return parts
 
     def _address(
         self, parts: Sequence[str | None], text: str, longest_table: int | None = None
     ) -> QueueAddress:
-        """Check the parts, table first, and make an address."""
+        """Check the parts, the table's first, and return them as an address."""
         most = 3 if self.has_catalogs else 2
         if len(parts) > most:
             reason = (
@@ -249,6 +251,6 @@ def delayed_of(queue: QueueAddress) -> QueueAddress:
 
 
 def split_at(text: str, places: Iterable[int]) -> list[str]:
-    """Cut a text at separators of one character; the parts are without blanks around them."""
+    """Cut a text at separators of one character, and remove blanks around the parts."""
     edges = [-1, *places, len(text)]
-    return [text[at + 1 : stop].strip() for at, stop in pairwise(edges)]
+    return [text[separator + 1 : stop].strip() for separator, stop in pairwise(edges)]

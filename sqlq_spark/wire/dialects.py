@@ -1,4 +1,4 @@
-"""The databases that this package knows, and what is asked of all of them."""
+"""The databases that this package knows, and functions that try all of them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from sqlq_spark.wire.sqlserver import SQLSERVER
 if TYPE_CHECKING:
     from sqlq_spark.wire.address import Names
 
-# the statements of the first are the model for the others
+# The first one's statements are the model: those of all others are compared with them.
 LISTED: tuple[Names, ...] = (
     POSTGRESQL,
     SQLSERVER,
 )
-DIALECTS = {names.dialect: names for names in LISTED}  # by the name of its folder in database/
-DEFAULT_DIALECT = next(iter(DIALECTS))  # where no url says which
+DIALECTS = {names.dialect: names for names in LISTED}  # folder in database/ → names
+DEFAULT_DIALECT = next(iter(DIALECTS))  # used where no url chooses one
 
 CANONICAL = re.compile(rf"(?:{'|'.join(names.canonical for names in DIALECTS.values())})(?:, |\Z)")
 
 
 def split_canonical(text: str) -> list[str]:
     """Split canonical addresses of any database at `, `; any other text is one address."""
-    addresses, at = [], 0
-    while at < len(text):
-        one = CANONICAL.match(text, at)
-        if one is None:
+    addresses = []
+    place = 0
+    while place < len(text):
+        address = CANONICAL.match(text, place)
+        if address is None:
             return [text]
-        addresses.append(one[0].removesuffix(", "))
-        at = one.end()
+        addresses.append(address[0].removesuffix(", "))
+        place = address.end()
     return addresses

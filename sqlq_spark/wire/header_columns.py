@@ -1,4 +1,4 @@
-"""The columns that Spark reads, computed from rows of a queue and their headers."""
+"""Compute the columns that Spark reads from rows of a queue and their headers."""
 
 from __future__ import annotations
 
@@ -18,40 +18,41 @@ from sqlq_spark.wire.rows import id_texts
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# columns of a read that are headers; the table's columns of these names are empty today
+# Columns of a read whose values are headers. Tables may have columns of these names too, but
+# today's endpoints leave them empty.
 HEADER_COLUMNS = {"correlationId": CORRELATION_ID, "replyToAddress": REPLY_TO_ADDRESS}
-LEGACY_LENGTH = 255  # bytes of such a column, if a table has them
+LEGACY_LENGTH = 255  # bytes that such a column of a table can hold
 TEXTS = frozenset({str, type(None)})  # allowed types of header values
-DEEPEST = 1000  # levels of an object that Spark's JSON parser reads
-# a letter or a dot as a hex escape in a header's name, which no transport writes
+DEEPEST = 1000  # levels of nesting that Spark's JSON parser reads
+# a letter or a dot of a header's name as a hexadecimal escape; no transport writes names so
 NAMED_IN_HEX = r"\\u00(?:2[Ee]|[4-7])"
 
 
 class Headers:
     """
-    The headers of some rows: each a flat JSON object of texts or nulls.
+    The headers of some rows. Each row has a flat JSON object of texts or nulls.
 
-    Rows in the form of FlatObjects are read in columns, others are parsed one by one.
+    Rows in the form of FlatObjects are read in columns. Other rows are parsed one by one.
     """
 
     def __init__(self, texts: pa.Array) -> None:
-        """Read header texts, of pa.string(); null and `''` are `{}`."""
+        """Read a column of header texts; a null and an empty text count as `{}`."""
         self._texts = pc.fill_null(texts, "") if texts.null_count else texts
         self._flat = FlatObjects(self._texts)
-        self._others = np.flatnonzero(~self._flat.is_read)  # rows that are parsed
+        self._others = np.flatnonzero(~self._flat.is_read)  # the rows that are parsed
         self._other_texts: list[str] = self._texts.take(pa.array(self._others)).to_pylist()
         parsed = [*map(parse_headers, self._other_texts)]
         self._poison = self._others[[headers is None for headers in parsed]]
         self._parsed = [headers or {} for headers in parsed]
 
     def poison(self) -> pa.Array:
-        """Return which rows are poison, as booleans."""
-        found = np.zeros(len(self._texts), bool)
-        found[self._poison] = True
-        return pa.array(found)
+        """Return for each row whether it is poison."""
+        is_poison = np.zeros(len(self._texts), bool)
+        is_poison[self._poison] = True
+        return pa.array(is_poison)
 
     def missing(self, name: str) -> pa.Array:
-        """Return which rows do not have a header, as booleans."""
+        """Return for each row whether the header is missing."""
         missing = np.ones(len(self._texts), bool)
         missing[self._flat.parents[self._flat.places(name)]] = False
         missing[self._others] = [name not in headers for headers in self._parsed]
@@ -59,34 +60,45 @@ class Headers:
 
     def text(self, name: str) -> pa.Array:
         """Return one header of every row; null if it is missing, or if the row is poison."""
-        found = self._flat.values_of(name)
+        values = self._flat.values_of(name)
         if not self._parsed:
-            return found
+            return values
         parsed = pa.array([headers.get(name) for headers in self._parsed], pa.string())
-        return pc.replace_with_mask(found, pa.array(~self._flat.is_read), parsed)
+        return pc.replace_with_mask(values, pa.array(~self._flat.is_read), parsed)
 
     def without_any(self) -> pa.Array:
-        """Return which rows have no header at all, as booleans."""
+        """Return for each row whether it has no header at all."""
         counts = self._flat.counts.copy()
         counts[self._others] = [*map(len, self._parsed)]
         return pa.array(counts == 0)
 
     def unreadable_by_9_0(self) -> list[int]:
-        """Return rows that endpoints up to 9.0 cannot read: a name twice, NEVER_FIRST first."""
+        """
+        Return the numbers of the rows that endpoints up to 9.0 cannot read.
+
+        Such a row has a name twice, or begins with the name NEVER_FIRST.
+        """
         flat = self._flat
-        one, last = places_of_each(flat.names, flat.parents, flat.rows)
-        first = flat.places(NEVER_FIRST)
-        first = first[(first == 0) | (flat.parents[first] != flat.parents[first - 1])]
+        first, last = places_of_each(flat.names, flat.parents, flat.rows)
+        repeated = first[first < last]
+        never_first = flat.places(NEVER_FIRST)
+        is_first = (never_first == 0) | (flat.parents[never_first] != flat.parents[never_first - 1])
+        members = np.append(repeated, never_first[is_first])
         others = self._others[[*map(_fails_9_0, self._other_texts, self._parsed)]]
-        return [*flat.parents[np.append(one[one < last], first)].tolist(), *others.tolist()]
+        return [*flat.parents[members].tolist(), *others.tolist()]
 
     def map(self, kind: pa.MapType) -> pa.MapArray:
         """Return the headers as a map column; null for poison."""
         flat = self._flat
-        names, values, parents = flat.names.dictionary_decode(), flat.values(), flat.parents
+        names = flat.names.dictionary_decode()
+        values = flat.values()
+        parents = flat.parents
         first, last = places_of_each(flat.names, parents, flat.rows)
-        if len(first) < len(names):  # as a dict: the last value, where the name first was
-            names, values, parents = names.take(first), values.take(last), parents[first]
+        if len(first) < len(names):
+            # as in a dict, a name keeps its first place and gets its last value
+            names = names.take(first)
+            values = values.take(last)
+            parents = parents[first]
         if self._parsed:
             more_names = [name for headers in self._parsed for name in headers]
             more_values = [value for headers in self._parsed for value in headers.values()]
@@ -96,13 +108,14 @@ class Headers:
             values = pa.concat_arrays([values, pa.array(more_values, pa.string())]).take(order)
         offsets = np.zeros(len(self._texts) + 1, np.int32)
         np.cumsum(np.bincount(parents, minlength=len(self._texts)), out=offsets[1:])
-        names, values = names.cast(kind.key_type), values.cast(kind.item_type)
+        keys = names.cast(kind.key_type)
+        items = values.cast(kind.item_type)
         mask = self.poison()
-        return pa.MapArray.from_arrays(pa.array(offsets), names, values, type=kind, mask=mask)
+        return pa.MapArray.from_arrays(pa.array(offsets), keys, items, type=kind, mask=mask)
 
 
 def parse_headers(text: str | None) -> dict[str, str | None] | None:
-    """Parse one header text; None if it is poison."""
+    """Parse one header text; return None if it is poison."""
     if not text:
         return {}
     try:
@@ -116,13 +129,14 @@ def parse_headers(text: str | None) -> dict[str, str | None] | None:
 
 def _is_beyond_spark(text: str) -> bool:
     """
-    Whether Spark may not read an object of texts that orjson reads.
+    Return whether Spark's parser may fail on an object of texts that orjson has read.
 
-    Its names have a limit, and so has the depth of a value that a later one of its name replaces.
+    Spark has a limit for the length of a name. It also has a limit for the depth of a value. orjson
+    has read only texts, but if a name comes twice, an earlier value may have been anything.
     """
-    if len(text) <= 2 * DEEPEST:  # a level has two brackets
+    if len(text) <= 2 * DEEPEST:  # each level needs two brackets
         return False
-    # a character outside of the first plane counts twice
+    # Spark counts a character outside of the first plane twice
     if 2 * len(text) <= LONGEST_HEADER_NAME and text.count("[") + text.count("{") <= DEEPEST:
         return False
     try:
@@ -137,11 +151,12 @@ def _is_beyond_spark(text: str) -> bool:
 
 def _fails_9_0(text: str, headers: dict[str, str | None]) -> bool:
     """
-    Whether endpoints up to 9.0 cannot read an object: a name twice, or NEVER_FIRST first.
+    Return whether endpoints up to 9.0 cannot read a header text.
 
-    A name that is there twice is seen by the number of quotes. A header needs four of them, or two
-    if its value is null. `headers` has each name once, so a second one leaves quotes over. No
-    parser is asked: Python's fails for a replaced value that is nested deeply.
+    They fail if a name comes twice, or if NEVER_FIRST comes first. `headers` is the parsed text,
+    which has each name once. So a name that comes twice is found by counting quotes: each header
+    needs four quotes, or two if its value is null, and a repeated name adds more. Python's parser
+    cannot be used, because it fails on a replaced value that is nested deeply.
     """
     if not headers:
         return False
@@ -152,8 +167,9 @@ def _fails_9_0(text: str, headers: dict[str, str | None]) -> bool:
 
 
 def to_read_columns(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> pa.RecordBatch:
-    """Convert rows of QUEUE_ROW from a queue to any columns of a read, with Spark's types."""
-    read_headers = cache(lambda: Headers(rows.column("headers")))  # only if a column needs them
+    """Convert rows of a queue (QUEUE_ROW) to the columns that Spark asks for."""
+    # the headers are read once, and only if a column needs them
+    read_headers = cache(lambda: Headers(rows.column("headers")))
 
     def column(name: str, kind: pa.DataType) -> pa.Array:
         if name == "id":
@@ -161,7 +177,8 @@ def to_read_columns(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> p
         if name in HEADER_COLUMNS:
             return read_headers().text(HEADER_COLUMNS[name])
         if name == "corruptHeaders":
-            # not None, for which Arrow up to 21 makes an invalid array of a slice without poison
+            # None instead of these nulls would make Arrow up to 21 return an invalid array, if the
+            # rows are a slice without poison
             nothing = pa.nulls(rows.num_rows, kind)
             return pc.if_else(read_headers().poison(), rows.column("headers"), nothing)
         if pa.types.is_map(kind):
@@ -175,20 +192,22 @@ def to_read_columns(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> p
 
 
 def with_legacy_columns(rows: pa.Table) -> pa.Table:
-    """Add the columns that version 1 endpoints read to rows; null if a value does not fit."""
+    """Add the columns that endpoints of version 1 read; a value that does not fit is null."""
     headers = Headers(rows["headers"].combine_chunks())
     for name, header in HEADER_COLUMNS.items():
-        found = headers.text(header)
-        # a varchar, in which the server would replace other characters by question marks
-        short = pc.less_equal(pc.binary_length(found), LEGACY_LENGTH)
-        fits = pc.and_(short, pc.string_is_ascii(found))
-        rows = rows.append_column(name.lower(), pc.if_else(fits, found, None))
+        values = headers.text(header)
+        # the columns are varchar, in which the server replaces other characters by question marks
+        is_short = pc.less_equal(pc.binary_length(values), LEGACY_LENGTH)
+        fits = pc.and_(is_short, pc.string_is_ascii(values))
+        rows = rows.append_column(name.lower(), pc.if_else(fits, values, None))
     return rows
 
 
 def has_id(rows: pa.Table, ids: Iterable[str]) -> pa.Array:
-    """Return which rows have one of some ids or MessageIds, in any case, as booleans."""
+    """Return for each row whether its id or its MessageId is one of `ids`, ignoring case."""
     wanted = pc.utf8_lower(pa.array([*ids], pa.string()))
     row_ids = id_texts(rows["id"].combine_chunks())
     message_ids = Headers(rows["headers"].combine_chunks()).text(MESSAGE_ID)
-    return pc.or_(*(pc.is_in(pc.utf8_lower(each), wanted) for each in (row_ids, message_ids)))
+    is_row = pc.is_in(pc.utf8_lower(row_ids), wanted)
+    is_message = pc.is_in(pc.utf8_lower(message_ids), wanted)
+    return pc.or_(is_row, is_message)

@@ -1,8 +1,8 @@
 """
-Header text: the JSON of a message's headers, their names, and the times and types in them.
+Header texts: the JSON of a message's headers, their names, and the times and types in them.
 
-The text is the same, byte for byte, as that of the transports' version 9.1.
-`header_columns.py` reads headers, in columns.
+The text is the same, byte for byte, as the one that version 9.1 of the transports writes.
+`header_columns.py` reads headers in columns.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ TIME_TO_BE_RECEIVED = "NServiceBus.TimeToBeReceived"
 TIME_SENT = "NServiceBus.TimeSent"
 DELIVER_AT = "NServiceBus.DeliverAt"
 ORIGINATING_ENDPOINT = "NServiceBus.OriginatingEndpoint"
-CONTROL_MESSAGE = "NServiceBus.ControlMessage"  # "True": the body is not read
+CONTROL_MESSAGE = "NServiceBus.ControlMessage"  # "True": endpoints do not read the body
 ORIGINATING_MACHINE = "NServiceBus.OriginatingMachine"
 VERSION = "NServiceBus.Version"
 HOST_ID = "$.diagnostics.originating.hostid"
@@ -36,18 +36,19 @@ PROCESSING_MACHINE = "NServiceBus.ProcessingMachine"
 FAILED_Q = "NServiceBus.FailedQ"
 TIME_OF_FAILURE = "NServiceBus.TimeOfFailure"
 EXCEPTION_INFO = "NServiceBus.ExceptionInfo."  # a prefix
-RETRIES = "NServiceBus.Retries"  # also a prefix, of RETRIES.Timestamp
+RETRIES = "NServiceBus.Retries"  # also a prefix: NServiceBus.Retries.Timestamp
 FL_RETRIES = "NServiceBus.FLRetries"
-ORIGINATING_SAGA_ID = "NServiceBus.OriginatingSagaId"  # of a request; a reply's SAGA_ID
+ORIGINATING_SAGA_ID = "NServiceBus.OriginatingSagaId"  # the reply to a request has it as SAGA_ID
 ORIGINATING_SAGA_TYPE = "NServiceBus.OriginatingSagaType"
 SAGA_ID = "NServiceBus.SagaId"
 SAGA_TYPE = "NServiceBus.SagaType"
-FORWARD_DESTINATION = "NServiceBus.SqlServer.ForwardDestination"  # on both databases
-# of a message that a stream moved to the error queue because its headers could not be read: its
-# enclosed type and the type of its exception, and the headers with its old text
+# PostgreSQL's transport uses the same name
+FORWARD_DESTINATION = "NServiceBus.SqlServer.ForwardDestination"
+# A stream moves a message with unreadable headers to the error queue, with new headers. POISON_TYPE
+# is then its message type and its exception type. The other headers contain its old header text.
 POISON_TYPE = "SqlQueue.Poison"
 CORRUPT_HEADERS = "SqlQueue.CorruptHeaders"
-CORRUPT_HEADERS_BASE64 = "SqlQueue.CorruptHeadersBase64"  # instead, of bytes that are not UTF-8
+CORRUPT_HEADERS_BASE64 = "SqlQueue.CorruptHeadersBase64"  # used if the old text is not UTF-8
 TRACE_PARENT = "traceparent"
 TRACE_STATE = "tracestate"
 BAGGAGE = "baggage"
@@ -59,20 +60,21 @@ NEVER_FIRST = "__type"
 FAULT_PREFIXES = (RETRIES, FAILED_Q, TIME_OF_FAILURE, EXCEPTION_INFO)
 
 _ESCAPED = frozenset({"Cc", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"})
-_BYTE_ORDER_MARK = "\ufeff"  # escaped too, unlike the other characters of its category
+_BYTE_ORDER_MARK = "\ufeff"  # escaped, although other characters of its category (Cf) are not
 _BMP_END = 0xFFFF
 _BEYOND_BMP = re.compile("[^\0-\uffff]")
 
 
 class _Escapes(dict[int, str]):
-    """The escape of each code point, computed at its first use."""
+    """The escape of each code point, computed when it is first used."""
 
     def __missing__(self, code: int) -> str:
-        character, category = chr(code), unicodedata.category(chr(code))
-        if code > _BMP_END:  # not kept, so that at most 65,536 are
+        character = chr(code)
+        category = unicodedata.category(character)
+        if code > _BMP_END:  # not stored, so that the dict has at most 65,536 entries
             pair = character.encode("utf-16-be").hex().upper()
             return f"\\u{pair[:4]}\\u{pair[4:]}"
-        if category == "Cs":  # a surrogate alone, because Python's text has no pairs
+        if category == "Cs":  # Python's texts have no surrogate pairs, so this is only half of one
             character = "\\uFFFD"
         elif character == _BYTE_ORDER_MARK or (category in _ESCAPED and character != " "):
             character = f"\\u{code:04X}"
@@ -87,18 +89,24 @@ _ESCAPES = _Escapes(str.maketrans(_SHORT))
 
 def escape(text: str) -> str:
     r"""
-    Escape any text for a JSON string; a surrogate alone becomes `\uFFFD`.
+    Escape any text for a JSON string; half of a surrogate pair becomes `\uFFFD`.
 
-    Python's Unicode version decides which characters are not assigned and therefore escaped;
-    endpoints read either form.
+    Characters that Unicode has not assigned are escaped. Python's version of Unicode decides which
+    these are. Endpoints read both forms.
     """
-    if not _BEYOND_BMP.search(text) and text.isprintable():  # a tenth of the time
+    # most texts have no other characters to escape; this takes a tenth of the time
+    if not _BEYOND_BMP.search(text) and text.isprintable():
         return text.replace("\\", "\\\\").replace('"', '\\"').replace("/", "\\/")
     return text.translate(_ESCAPES)
 
 
 def dumps(headers: Mapping[str, str | None]) -> str:
-    """Write headers of texts or None, else TypeError, as compact JSON, NEVER_FIRST at its end."""
+    """
+    Write headers as compact JSON; if NEVER_FIRST comes first, it is moved to the end.
+
+    Raises:
+        TypeError: a value is neither a text nor None.
+    """
     if next(iter(headers), None) == NEVER_FIRST:
         first, *others = headers.items()
         headers = dict([*others, first])
@@ -110,7 +118,7 @@ def dumps(headers: Mapping[str, str | None]) -> str:
 
 
 def host_headers(machine: str) -> dict[str, str]:
-    """Return the headers of a failure that say on which machine it was."""
+    """Return the headers that say on which machine a message failed."""
     return {
         PROCESSING_MACHINE: machine,
         "$.diagnostics.hostid": hashlib.md5(machine.encode(), usedforsecurity=False).hexdigest(),
@@ -120,9 +128,9 @@ def host_headers(machine: str) -> dict[str, str]:
 
 # ----- times ---------------------------------------------------------------------------------
 
-LONGEST_SPAN = 2**31 - 1  # milliseconds, 24.8 days: the transports use an int32
-LONGEST_DELAY = 365_000 * 86_400_000  # milliseconds, no year of five digits
-LIFETIME = "time to be received"  # in errors
+LONGEST_SPAN = 2**31 - 1  # milliseconds, 24.8 days, because the transports use an int32
+LONGEST_DELAY = 365_000 * 86_400_000  # milliseconds; a due time keeps a year of four digits
+LIFETIME = "time to be received"  # its name in errors
 
 _WIRE_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d):(\d{6}) Z", re.ASCII)
 _SPAN = re.compile(
@@ -145,7 +153,7 @@ class BadTimeSpan(ValueError):
         )
 
 
-def wire_time(moment: datetime) -> str:
+def format_wire_time(moment: datetime) -> str:
     """Write a time in the headers' form; raise ValueError if it has no zone."""
     if moment.tzinfo is None:
         raise ValueError(f"time {moment} has no zone: give an aware datetime, as datetime.now(UTC)")
@@ -154,10 +162,10 @@ def wire_time(moment: datetime) -> str:
 
 
 def parse_wire_time(text: str) -> datetime:
-    """Read a time in the headers' form, in UTC; raise BadWireTime if that is none."""
-    found = _WIRE_TIME.fullmatch(text)
+    """Read a time of a header, in UTC; raise BadWireTime if the text has another form."""
+    parts = _WIRE_TIME.fullmatch(text)
     try:
-        return datetime.fromisoformat(f"{found[1]}.{found[2]}+00:00" if found else "")
+        return datetime.fromisoformat(f"{parts[1]}.{parts[2]}+00:00" if parts else "")
     except ValueError:
         reason = (
             f"time {text[:64]!r} cannot be read: "
@@ -168,25 +176,27 @@ def parse_wire_time(text: str) -> datetime:
 
 def parse_span(text: str, *, longest: int = LONGEST_SPAN, what: str = LIFETIME) -> int:
     """
-    Read .NET's invariant `[d.]hh:mm:ss[.fffffff]` as milliseconds, 0 to `longest`.
+    Read .NET's invariant `[d.]hh:mm:ss[.fffffff]` as milliseconds.
 
-    Smaller parts are cut off, as in the transports. BadTimeSpan says `what` has a different form,
-    is negative or too long.
+    Parts of a millisecond are cut off, as the transports do.
+
+    Raises:
+        BadTimeSpan: `what` has another form, is negative, or is longer than `longest`.
     """
-    found = _SPAN.fullmatch(text)
-    if found is None:
+    parts = _SPAN.fullmatch(text)
+    if parts is None:
         negative = _SPAN.fullmatch(text.removeprefix("-"))
         raise BadTimeSpan(what, text, "is negative" if negative else "cannot be read")
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups()[:4])
+    days, hours, minutes, seconds = (int(part or 0) for part in parts.groups()[:4])
     whole = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-    milliseconds = whole * 1000 + int((found[5] or "").ljust(3, "0")[:3])
+    milliseconds = whole * 1000 + int((parts[5] or "").ljust(3, "0")[:3])
     if milliseconds > longest:
         raise BadTimeSpan(what, text, f"is longer than {span(longest)}")
     return milliseconds
 
 
 def format_span(milliseconds: int) -> str:
-    """Write a time-to-be-received as .NET does; raise BadTimeSpan if it has none so long."""
+    """Write a time-to-be-received as .NET does; raise BadTimeSpan if it is too long for that."""
     if not 0 <= milliseconds <= LONGEST_SPAN:
         reason = f"is not between 0 and {LONGEST_SPAN} ms"
         raise BadTimeSpan(LIFETIME, f"{milliseconds} ms", reason)
@@ -199,19 +209,20 @@ def span(milliseconds: int) -> str:
     hours, rest = divmod(rest, 3_600_000)
     minutes, rest = divmod(rest, 60_000)
     seconds, rest = divmod(rest, 1000)
+    whole_days = f"{days}." if days else ""
     fraction = f".{rest:03d}0000" if rest else ""
-    return f"{f'{days}.' if days else ''}{hours:02d}:{minutes:02d}:{seconds:02d}{fraction}"
+    return f"{whole_days}{hours:02d}:{minutes:02d}:{seconds:02d}{fraction}"
 
 
 # ----- names of .NET types -------------------------------------------------------------------
 
 # A header lists assembly-qualified names (`Shop.Placed, Shop, Version=1.0.0.0`). A topic is a full
-# name (`Shop.Placed`). A generic type has its arguments, with their assemblies, in brackets. A
-# comma therefore ends a name only outside of brackets. A backslash escapes a character.
+# name (`Shop.Placed`). A generic type has its arguments, with their assemblies, in brackets. So a
+# comma ends a name only outside of brackets. A backslash escapes a character.
 # The text is untrusted: every function accepts any text and takes one pass. A text that is not a
 # type name is returned unchanged.
 
-SEPARATOR = ";"  # of EnclosedMessageTypes; the transports split at each one
+SEPARATOR = ";"  # separates the types of EnclosedMessageTypes, also inside of brackets
 
 _MARKS = re.compile(r"\\.|[\[\],\s]", re.DOTALL)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -219,27 +230,28 @@ _INTERFACE = re.compile(r"I[A-Z][a-z]")  # how .NET code names interfaces: IOrde
 
 
 def full_name(name: str) -> str:
-    """Return the full name of a type, which is its topic: what stands before the first comma."""
+    """Return the full name of a type, which is its topic: the text before the first comma."""
     return name[: next(_commas(name), len(name))].strip()
 
 
 def split_types(header: str | None) -> list[str]:
-    """Return the names in EnclosedMessageTypes, most derived first; blank ones are left out."""
-    return [name for part in (header or "").split(SEPARATOR) if (name := part.strip())]
+    """Return the names in EnclosedMessageTypes, the most derived one first, without blank names."""
+    names = [part.strip() for part in (header or "").split(SEPARATOR)]
+    return [name for name in names if name]
 
 
 def split_names(text: str) -> list[str]:
-    """Split full names at commas, as in an option; keep blank names, which are then rejected."""
+    """Split the full names of an option at commas; blank names are kept, and refused later."""
     return split_at(text, _commas(text))
 
 
 def has_blank(text: str) -> bool:
-    """Whether white space stands outside of brackets, as between a type and its assembly."""
+    """Return whether white space stands outside of brackets, as between a type and its assembly."""
     return any(mark.isspace() for _, mark in _outside_brackets(text))
 
 
 def topic_problem(topic: str) -> str | None:
-    """Return why a text cannot be a topic; None if it can."""
+    """Return why a text cannot be a topic; None: it can be one."""
     if not topic.strip():
         return "a blank topic"
     if SEPARATOR in topic:
@@ -251,9 +263,9 @@ def topic_problem(topic: str) -> str | None:
 
 def types_problem(header: str) -> str | None:
     """
-    Return why a text cannot be EnclosedMessageTypes; None if it can.
+    Return why a text cannot be the header EnclosedMessageTypes; None: it can be.
 
-    An endpoint fails on a blank name between semicolons (read in NServiceBus 10).
+    An endpoint fails on a blank name between semicolons. The source code of NServiceBus 10 says so.
     """
     seen: set[str] = set()
     for part in header.split(SEPARATOR):
@@ -270,9 +282,9 @@ def types_problem(header: str) -> str | None:
 
 def begins_with_interface(header: str) -> bool:
     """
-    Whether an interface comes before a class, by the names alone.
+    Return whether the types begin with an interface, although a class follows.
 
-    Only a warning may follow from it: a class can be named IPhoneOrdered.
+    Only the names are known, and a class can be named IPhoneOrdered. So a caller may only warn.
     """
     names = [re.split(r"[.+]", full_name(name))[-1] for name in split_types(header)]
     interfaces = [bool(_INTERFACE.match(name)) for name in names]
@@ -284,7 +296,7 @@ def _commas(text: str) -> Iterator[int]:
 
 
 def _outside_brackets(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the places of commas and white space outside of brackets."""
+    """Yield each comma and white space outside of brackets, with its place."""
     depth = 0
     for mark in _MARKS.finditer(text):
         if mark[0] == "[":

@@ -1,19 +1,23 @@
 """
-The content of a receipt or a staged chunk: rows as columns, each buffer compressed with zstd.
+A payload is the content of a receipt or of a staged chunk. It has columns compressed with zstd.
 
 A login that may write the state tables may write any bytes there, so a payload is untrusted.
-Arrow's stream format is not used, because its reader allocates any size that the metadata claims,
-and trusts the offsets. This format contains less, and `unpack` checks all of it: the types are
-known, the sizes are checked before anything is decompressed, and every value before it is used.
+Arrow's stream format is not used. Its reader allocates any size that the metadata claims, and
+trusts the offsets. This format contains less, and `unpack` checks all of it. The types are known
+before. The sizes are checked before anything is decompressed. Every value is checked before it is
+used.
+
+A payload consists of three parts:
 
     the compressed buffers, one after the other
-    a list, as JSON: the names of the columns, and of each batch its rows and each buffer's sizes,
+    a list as JSON: the names of the columns; for each batch its number of rows and, for each
+        buffer, its sizes before and after compression, or null if the buffer is absent:
         {"columns": […], "batches": [{"rows": …, "buffers": [[plain, packed] or null, …]}]}
-    the list's length, 4 bytes, little-endian
+    the length of the list, 4 bytes, little-endian
 
-A small payload is in its row. A large one is cut into pages, which are rows of another table.
-Measured: 13 MB take the server 60 ms as one value, which it cuts into pieces of 2 kB, and 22 ms as
-a COPY of pages.
+A small payload is stored in its row. A large one is cut into pages, which are rows of another
+table. Measured with 13 MB on PostgreSQL: as one value, which the server stores by TOAST in pieces
+of 2 kB, it takes the server 60 ms. As pages by COPY it takes 22 ms.
 """
 
 from __future__ import annotations
@@ -34,21 +38,28 @@ from sqlq_spark.errors import PayloadRefused
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# Measured on messages of 1.2 kB: level 1 2.0 us and 165 bytes a message, level -3 1.2 us and 262,
-# lz4 1.4 us and 298. Bodies of random hexadecimal digits: level -3 0.8 us and 1,090 bytes, level 1
-# 1.1 us and 560.
-ZSTD, SMALL = (pa.Codec("zstd", compression_level=level) for level in (-3, 1))
+# Time and size for a message of 1.2 kB, measured:
+#     usual messages                        level 1 2.0 us, 165 bytes; level -3 1.2 us, 262 bytes;
+#                                           lz4 1.4 us, 298 bytes
+#     bodies of random hexadecimal digits   level 1 1.1 us, 560 bytes; level -3 0.8 us, 1,090 bytes
+ZSTD = pa.Codec("zstd", compression_level=-3)
+SMALL = pa.Codec("zstd", compression_level=1)  # slower, for a buffer that ZSTD hardly shrinks
 THREADS = 2  # headers and bodies are compressed in parallel, as in Arrow's stream
-ALONE = 1 << 20  # bytes; less takes longer to share among threads, which take 2 ms to start
+ALONE = 1 << 20  # bytes up to which one thread is faster, because threads take 2 ms to start
 
-ROOM = 64 << 10  # bytes for a batch in the list, and for the list's ends
+ROOM = 64 << 10  # bytes reserved for a batch's entry in the list, and for the rest of the list
 LENGTH = 4  # bytes of the list's length
-LONGEST_LIST = 4 << 20  # bytes; that of a receipt of 64 MiB has 2 kB
+LONGEST_LIST = 4 << 20  # bytes; the list of a receipt of 64 MiB has 2 kB
 LARGE = 256 << 10  # bytes; a longer payload is cut into pages
-PAGE = 7_900  # bytes; with its key it fills a page of the table
+PAGE = 7_900  # bytes of a page; with its key it fills a page of the database's table
 
 RECEIPT_KEY = {"stream": pa.string(), "batch": pa.int64(), "task": pa.int32()}
-CHUNK_KEY = {"sink": pa.string(), "batch": pa.int64(), "attempt": pa.string(), "chunk": pa.int32()}
+CHUNK_KEY = {
+    "sink": pa.string(),
+    "sink_batch": pa.int64(),
+    "attempt": pa.string(),
+    "chunk": pa.int32(),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +71,33 @@ class Packed:
 
     @property
     def seal(self) -> Seal:
-        """The seal by which the driver recognises the payload; takes 1 ms for a chunk."""
+        """The seal by which the driver recognises the payload; computing it takes 1 ms a chunk."""
         return Seal(self.size, hashlib.sha256(self.bytes).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What Spark carries from the task that staged a chunk to the driver that sends it."""
+    """
+    The fingerprint of a staged chunk, which the task sends to Spark's driver.
+
+    It does not pass through the database, so nobody who changes the chunk can change its seal.
+    """
 
     size: int  # bytes, unpacked
-    digest: str  # of the payload
+    digest: str  # SHA-256 of the payload
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
     """What is known of a payload before it is read."""
 
-    where: str  # which receipt or chunk, for an error
+    where: str  # the receipt or chunk, for an error
     schema: pa.Schema
     optional: tuple[pa.Field, ...] = ()  # columns that may follow, in this order
-    most: int  # bytes, unpacked
-    size: int | None = None  # bytes, unpacked, as stored with it; None: not stored
-    rows: int | None = None  # as stored with it
-    seal: Seal | None = None  # of the payload when it was packed, if known
+    most: int  # the most bytes that it may have, unpacked
+    size: int | None = None  # bytes, unpacked, that its row names; None: its row names none
+    rows: int | None = None  # rows that its row names; None: its row names none
+    seal: Seal | None = None  # the seal from the time when it was packed; None: not known
 
 
 class BadPayload(ValueError):
@@ -96,19 +111,23 @@ def pack(rows: pa.Table) -> Packed:
     """
     Compress rows into a payload: about 1 MB for 27 MB of similar messages.
 
-    The buffer is allocated for the worst case, but only the written part takes memory. A stream
-    that doubles its size took 50 MB more for 64 MB that cannot be compressed.
+    The buffer is allocated for the worst case, but only the part that is written takes memory. A
+    stream that doubles its buffer took 50 MB more, for 64 MB that cannot be compressed.
     """
     batches = [batch for batch in rows.to_batches() if batch.num_rows]
     room = pa.allocate_buffer(2 * rows.nbytes + (len(batches) + 1) * ROOM)
-    sink, listed, size = pa.FixedSizeBufferWriter(room), [], 0
+    sink = pa.FixedSizeBufferWriter(room)
+    listed = []
+    size = 0
     with ThreadPoolExecutor(THREADS) as pool:
         spread = pool.map if rows.nbytes > ALONE else map
         for batch in batches:
             buffers = [buffer for column in batch.columns for buffer in _buffers(column)]
             packed = [*spread(_compress, buffers)]
-            pairs = zip(buffers, packed, strict=True)
-            sizes = [each and (plain.size, each.size) for plain, each in pairs]
+            sizes = [
+                None if small is None else (plain.size, small.size)
+                for plain, small in zip(buffers, packed, strict=True)
+            ]
             size += sum(plain.size for plain in filter(None, buffers))
             sink.writelines(filter(None, packed))
             listed.append({"rows": batch.num_rows, "buffers": sizes})
@@ -119,7 +138,7 @@ def pack(rows: pa.Table) -> Packed:
 
 
 def in_row(payload: pa.Buffer) -> bytes:
-    """Return the part in the row itself: all of a small payload, nothing of a large one."""
+    """Return the part that is stored in the row itself: all of a small payload, else nothing."""
     return b"" if payload.size > LARGE else payload.to_pybytes()
 
 
@@ -129,7 +148,7 @@ def pages(
     """
     Return the rows of the table of pages for a large payload; none for a small one.
 
-    `kinds` are the columns of the key with their types, `key` has a value for each.
+    `kinds` has the types of the key's columns by their names. `key` has the value of each.
     """
     count = 0 if payload.size <= LARGE else -(-payload.size // PAGE)
     offsets = np.minimum(np.arange(count + 1) * PAGE, payload.size).astype(np.int32)
@@ -143,11 +162,19 @@ def pages(
 
 
 def _buffers(column: pa.Array) -> Iterator[Any]:
-    """Yield the buffers of a column from its first value: validity or None, then its type's."""
-    kind, buffers, first, rows = column.type, column.buffers(), column.offset, len(column)
+    """
+    Yield the buffers of a column.
+
+    The first one is the validity bitmap, or None if no value is null. Then come those of the type:
+    the data, or the offsets and the data. A slice's buffers begin at its first value.
+    """
+    kind = column.type
+    buffers = column.buffers()
+    first = column.offset
+    rows = len(column)
     if column.null_count:
-        there = column.is_valid().to_numpy(zero_copy_only=False)
-        yield pa.py_buffer(np.packbits(there, bitorder="little"))
+        is_valid = column.is_valid().to_numpy(zero_copy_only=False)
+        yield pa.py_buffer(np.packbits(is_valid, bitorder="little"))
     else:
         yield None
     if _is_fixed(kind):
@@ -156,7 +183,8 @@ def _buffers(column: pa.Array) -> Iterator[Any]:
         return
     ends = np.frombuffer(buffers[1], np.int32)[first : first + rows + 1]
     yield pa.py_buffer(ends - ends[0])
-    start, size = int(ends[0]), int(ends[-1] - ends[0])
+    start = int(ends[0])
+    size = int(ends[-1] - ends[0])
     if pa.types.is_list(kind):
         yield from _buffers(column.values.slice(start, size))
     else:
@@ -164,7 +192,11 @@ def _buffers(column: pa.Array) -> Iterator[Any]:
 
 
 def _compress(plain: pa.Buffer | None) -> pa.Buffer | None:
-    """Compress quickly, and what hardly shrinks once more: the server stores all that is left."""
+    """
+    Compress a buffer quickly; if it hardly shrinks, compress it again at a better level.
+
+    The better level is slower, but the server needs time for each byte that it stores.
+    """
     if plain is None:
         return None
     packed = ZSTD.compress(plain)
@@ -180,7 +212,12 @@ def _is_fixed(kind: pa.DataType) -> bool:
 
 def unpack(payload: bytes, pages: Iterable[bytes], expected: Expected) -> pa.Table:
     """
-    Return the rows of a payload, which is in its row, or in its pages if the row's value is empty.
+    Return the rows of a payload.
+
+    Args:
+        payload: the value in its row; empty: the payload is in its pages.
+        pages: the pages in their order.
+        expected: what the payload must have.
 
     Raises:
         PayloadRefused: `pack` cannot have written it, or it is too large.
@@ -196,33 +233,37 @@ def unpack(payload: bytes, pages: Iterable[bytes], expected: Expected) -> pa.Tab
 
 
 def _read_table(whole: pa.Buffer, expected: Expected) -> pa.Table:
-    """Read the list, check what it says, and only then unpack."""
+    """Read the list, check all that it says, and only then decompress the buffers."""
     columns, batches, end = _read_list(whole)
     fields = [*expected.schema, *(field for field in expected.optional if field.name in columns)]
     _check(columns == [field.name for field in fields], "it has other columns")
     sizes = [pair for _, pairs in batches for pair in pairs if pair is not None]
-    size, rows = sum(plain for plain, _ in sizes), sum(count for count, _ in batches)
+    size = sum(plain for plain, _ in sizes)
+    rows = sum(count for count, _ in batches)
     _check(size <= expected.most, f"it holds {size} bytes, more than the {expected.most} it may")
     _check(expected.size in {None, size}, f"it holds {size} bytes, and {expected.size} were stored")
     _check(expected.rows in {None, rows}, f"it has {rows} rows, and {expected.rows} were stored")
     _check(sum(packed for _, packed in sizes) == end, "its buffers do not fill it")
-    at, made, schema = 0, [], pa.schema(fields)
+    start = 0
+    unpacked = []
+    schema = pa.schema(fields)
     with ThreadPoolExecutor(THREADS) as pool:
         spread = pool.map if size > ALONE else map
         for count, pairs in batches:
-            starts = [*accumulate((0 if pair is None else pair[1] for pair in pairs), initial=at)]
-            at = starts.pop()
+            packed_sizes = [0 if pair is None else pair[1] for pair in pairs]
+            starts = [*accumulate(packed_sizes, initial=start)]
+            start = starts.pop()  # where the next batch begins
             buffers = spread(partial(_decompress, whole), starts, pairs)
             arrays = [_read_column(field.type, count, buffers) for field in fields]
             _check(not [*buffers], "it has more buffers than columns")
-            made.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
-    table = pa.Table.from_batches(made, schema=schema)
+            unpacked.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    table = pa.Table.from_batches(unpacked, schema=schema)
     table.validate(full=True)
     return table
 
 
 def _read_list(whole: pa.Buffer) -> tuple[list[Any], list[tuple[int, list[Any]]], int]:
-    """Read the list: the columns, each batch's rows and buffers, and the end of the buffers."""
+    """Read the list; return the columns, each batch's rows and sizes, and where buffers end."""
     _check(whole.size > LENGTH, "it is cut off")
     length = int.from_bytes(whole.slice(whole.size - LENGTH).to_pybytes(), "little")
     end = whole.size - LENGTH - length
@@ -245,39 +286,44 @@ def _read_batch(listed: object) -> tuple[int, list[Any]]:
 
 
 def _is_size(pair: object) -> bool:
-    """Whether it is a pair of sizes, or null for a missing buffer."""
+    """Return whether an entry of the list is a pair of sizes, or None for an absent buffer."""
     match pair:
         case [int(plain), int(packed)]:
             return 0 <= plain < 2**62 and 0 <= packed < 2**62
     return pair is None
 
 
-def _decompress(whole: pa.Buffer, at: int, pair: list[int] | None) -> pa.Buffer | None:
+def _decompress(whole: pa.Buffer, start: int, pair: list[int] | None) -> pa.Buffer | None:
     if pair is None:
         return None
     plain, packed = pair
-    return ZSTD.decompress(whole.slice(at, packed), plain)
+    return ZSTD.decompress(whole.slice(start, packed), plain)
 
 
 def _read_column(kind: pa.DataType, rows: int, buffers: Iterator[pa.Buffer | None]) -> pa.Array:
-    """Make a column of the next buffers, whose sizes must fit its rows."""
-    there = _next_buffer(buffers, -(-rows // 8), absent=True)
+    """Return a column of the next buffers; their sizes must match the number of rows."""
+    validity = _next_buffer(buffers, -(-rows // 8), absent=True)
     if _is_fixed(kind):
         data = _next_buffer(buffers, rows * kind.bit_width // 8)
-        return pa.Array.from_buffers(kind, rows, [there, data])
+        return pa.Array.from_buffers(kind, rows, [validity, data])
     offsets = _next_buffer(buffers, 4 * (rows + 1))
     if not pa.types.is_list(kind):
-        return pa.Array.from_buffers(kind, rows, [there, offsets, _next_buffer(buffers)])
+        return pa.Array.from_buffers(kind, rows, [validity, offsets, _next_buffer(buffers)])
     ends = np.frombuffer(offsets or b"", np.int32)
     _check(ends[0] == 0 and ends[-1] >= 0, "its lists are out of bounds")
     children = [_read_column(kind.value_type, int(ends[-1]), buffers)]
-    return pa.Array.from_buffers(kind, rows, [there, offsets], children=children)
+    return pa.Array.from_buffers(kind, rows, [validity, offsets], children=children)
 
 
 def _next_buffer(
     buffers: Iterator[pa.Buffer | None], size: int | None = None, *, absent: bool = False
 ) -> pa.Buffer | None:
-    """Take the next buffer; its size is known, except for the bytes of texts."""
+    """
+    Take the next buffer.
+
+    `size` is the size that it must have; None: it holds texts or bytes, of any size. `absent` says
+    whether the buffer may be missing.
+    """
     buffer = next(buffers, None)
     if buffer is None:
         _check(absent, "a buffer is missing")

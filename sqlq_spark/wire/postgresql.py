@@ -1,4 +1,4 @@
-"""What is known of PostgreSQL before anything is connected: its notation, limits and urls."""
+"""What is known of PostgreSQL before a connection is opened: its notation, limits and urls."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from sqlq_spark.wire.address import Names, QueueAddress
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# a part in quotes: possessive, because a doubled quote never ends it
+# A part in quotes. The repetition is possessive (*+): it gives nothing back, so a doubled quote
+# never ends the part.
 QUOTED = r'"(?:[^"]|"")*+"'
-QUOTED_OR_COMMA = re.compile(r'"[^"]*"|,')  # a doubled quote inside quotes is two quoted runs
+# a part with a doubled quote inside matches as two quoted parts, which finds the same commas
+QUOTED_OR_COMMA = re.compile(r'"[^"]*"|,')
 
 
 @dataclass(frozen=True)
 class PostgreSQLNames(Names):
-    """As `"schema"."table"`."""
+    """PostgreSQL's notation: `"schema"."table"`."""
 
     dialect = "postgresql"
     schemes = ("postgresql", "postgres")
@@ -28,7 +30,7 @@ class PostgreSQLNames(Names):
     database = "PostgreSQL"
     has_legacy_columns = False
     password_variable = "PGPASSWORD"  # noqa: S105 - the variable's name
-    own_credentials = None
+    token_services = ("azure", "aws")
     collations = ()
     driver_packages = ("adbc-driver-postgresql",)
     opening = closing = '"'
@@ -43,32 +45,32 @@ class PostgreSQLNames(Names):
     stray_quotes = False
     empty_is_default = False
     unit = "UTF-8 bytes"
-    longest_table = 55  # the transport needs 8 of PostgreSQL's 63 bytes for the suffix `_seq_seq`
+    longest_table = 55  # PostgreSQL allows 63; the sequence's name ends with `_seq_seq`, 8 bytes
     longest = 63
     default_schema = "public"
     queue_columns = "id, expires, headers, body and seq, in lower case"
-    largest_message = 1000 << 20  # the server sends no row of 1 GB
+    largest_message = 1000 << 20  # the server cannot send a row of 1 GiB
 
     def size(self, name: str) -> int:
         return len(name.encode())
 
     def parse_address(self, text: str) -> QueueAddress:
-        """Read `"schema"."table"`, the quotes and schema optional; the case is kept."""
+        """Read `"schema"."table"`; quotes and schema may be left out. Upper case is kept."""
         self._check_length(text)
         return self._address(self._split(text)[::-1], text)
 
     def parse_queue(self, text: str, longest_table: int | None = None) -> QueueAddress:
         """
-        Read an address if it begins with a quote, else one table name.
+        Read an address if the text begins with a quote, or else the name of one table.
 
-        `Shop.Orders` is one table in the default schema, for endpoint names hold dots.
+        `Shop.Orders` is one table in the default schema, because endpoints' names contain dots.
         """
         self._check_length(text)
         parts = self._split(text)[::-1] if text.startswith('"') else [text]
         return self._address(parts, text, longest_table)
 
     def _commas(self, text: str) -> Iterable[int]:
-        """Find the comma outside double quotes in `orders, "sales"."a, b"`."""
+        """Find the commas outside of double quotes; `orders, "sales"."a, b"` has one."""
         if text.count('"') % 2:
             reason = (
                 "a double quote is not closed; put a name that holds one in double quotes and "
@@ -78,17 +80,17 @@ class PostgreSQLNames(Names):
         return (mark.start() for mark in QUOTED_OR_COMMA.finditer(text) if mark[0] == ",")
 
     def check_for_script(self, name: str) -> None:
-        """Do nothing: psql reads a quoted name as it is."""
+        """Do nothing, because psql never misreads a quoted name."""
 
     def by_password(self, url: str) -> str:
         return url
 
     def is_address_only(self, text: str) -> bool:
-        """Whether it is `public."Spark.In"`: no name of a queue begins so."""
+        """Return whether a text has quotes, as `public."Spark.In"`; a queue's name has none."""
         return '"' in text
 
     def may_be_one_name(self, text: str) -> bool:
-        """Whether it has a dot and no quotes: `Shop.Orders` is read as a schema and a table."""
+        """Return whether a text has a dot and no quotes, as `Shop.Orders`."""
         return "." in text and '"' not in text
 
     def is_of_other_database(self, text: str) -> bool:

@@ -1,13 +1,13 @@
 """
-Return to source: which failed messages go back to where they failed, and with which headers.
+Return to source: which failed messages go back to their queues, and with which headers.
 
-This is the one rule of the command `retry`, of error_triage and of the function `return_to_source`.
+The command `retry`, the job error_triage and the function `return_to_source` all follow this rule.
 The command applies it to rows. The other two apply it to columns of Spark, with the constants of
 this module. A test compares the results of all three.
 
-A message goes to the queue that its header FailedQ names, if that queue may be used. It lacks the
-headers that begin with one of FAULT_PREFIXES. A message without the header MessageId is known by
-its row's id, and gets that id as its first header. In columns the sink does this last step.
+A message goes to the queue that its header FailedQ names, if that queue may be used. Headers that
+begin with one of FAULT_PREFIXES are removed. If a message has no header MessageId, the id of its
+row becomes its first header. For columns of Spark the sink does this last step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ ITS_OWN = f"the header {FAILED_Q} names the error queue itself"
 
 
 def find_refusal(failed_queue: str | None, exception: str | None) -> str | None:
-    """Return why a message stays by its headers FailedQ and ExceptionType alone, if it does."""
+    """
+    Return why a message stays in the error queue; None: it may go back.
+
+    Only its headers FailedQ and ExceptionType are looked at. The queue that FailedQ names may still
+    be refused later.
+    """
     if exception == POISON_TYPE:
         return POISON
     return None if failed_queue else NO_SOURCE
@@ -51,5 +56,5 @@ def write_headers(headers: Mapping[str, str | None], row: str) -> str:
 
 
 def is_copy(table: str) -> bool:
-    """Whether the name of a queue is that of a forwarding log, whose messages are copies."""
+    """Return whether a queue is named as a forwarding log, whose messages are only copies."""
     return table.lower().endswith(".log")

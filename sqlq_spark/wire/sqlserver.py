@@ -1,4 +1,4 @@
-"""What is known of SQL Server before anything is connected: its notation, limits and urls."""
+"""What is known of SQL Server before a connection is opened: its notation, limits and urls."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from sqlq_spark.wire.address import Names, QueueAddress
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# a part in brackets: possessive, because a doubled bracket never ends it
+# A part in brackets. The repetition is possessive (*+): it gives nothing back, so that a doubled
+# bracket never ends the part.
 BRACKETS = r"\[(?:[^\]]|\]\])*+\]"
 BRACKETED_TABLE = re.compile(rf"({BRACKETS})(?:@|\Z)")
-# a bracket opens only where a part begins; a double quote is a character like others
+# A bracket opens only at the beginning of a part. A double quote has no meaning here.
 OPENING_OR_COMMA = re.compile(r"(?:(?:\A|,)\s*|@)\[|,")
-# what sqlcmd would misread in a name: a line break may end a batch, and `$(` begins a variable
+# sqlcmd would misread these in a name: a line break may end a batch, and `$(` begins a variable
 MISREAD = re.compile(r"\$\(|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
-CLOSING = re.compile(r"(?<!\])\](?:\]\])*(?!\])")  # in a run of brackets, pairs belong to the name
+# A run of closing brackets. Pairs in it belong to the name, so it ends the part only if it is odd.
+CLOSING = re.compile(r"(?<!\])\](?:\]\])*(?!\])")
 
 
 @dataclass(frozen=True)
 class SQLServerNames(Names):
-    """As `table@[schema]@[catalog]`."""
+    """SQL Server's notation: `table@[schema]@[catalog]`."""
 
     dialect = "sqlserver"
     schemes = ("sqlserver",)
@@ -34,7 +36,7 @@ class SQLServerNames(Names):
     database = "SQL Server"
     has_legacy_columns = True
     password_variable = None
-    own_credentials = "authentication=ActiveDirectoryDefault (or another value) in the url"
+    token_services = ("azure",)
     collations = (
         "Latin1_General_100_CS_AS",
         "Latin1_General_100_BIN2",
@@ -58,7 +60,8 @@ class SQLServerNames(Names):
     longest_table = longest = 128
     default_schema = "dbo"
     queue_columns = "id, expires, headers, body and RowVersion, in any case"
-    # a send is JSON in one parameter of at most 2**30 - 1 characters, and bodies grow by a third
+    # A send is JSON in one parameter, which has at most 2**30 - 1 characters. As base64 a body
+    # grows by a third.
     largest_message = 512 << 20
 
     def size(self, name: str) -> int:
@@ -66,13 +69,13 @@ class SQLServerNames(Names):
 
     def parse_address(self, text: str) -> QueueAddress:
         """
-        Read `table@[schema]@[catalog]`, the latter two optional.
+        Read `table@[schema]@[catalog]`; schema and catalog may be left out.
 
-        The table is the text up to the first `@`, brackets included, as the transport reads it. So
+        As in the transport, the table is the text before the first `@`, with its brackets. So
         `[Orders]@[dbo]` names a table called `[Orders]`. The transport has no address for a table
-        with an `@` in its name. `canonical_address` writes it in brackets, and it is read so.
-        In schema and catalog `]]` inside brackets is one bracket, and `[]` is the default. A part
-        without brackets ends at the next `@`.
+        with an `@` in its name. `canonical_address` writes such a name in brackets, and this method
+        reads that form too. In a schema or catalog in brackets `]]` means one bracket. `[]` means
+        the default. A part without brackets ends at the next `@`.
         """
         self._check_length(text)
         bracketed = BRACKETED_TABLE.match(text)
@@ -82,14 +85,18 @@ class SQLServerNames(Names):
         return self._address([table, *self._split(text, len(table) + 1)], text)
 
     def parse_queue(self, text: str, longest_table: int | None = None) -> QueueAddress:
-        """Read an address of which, unlike in a message, the table too may be in brackets."""
+        """Read an address in which the table may be in brackets too, unlike in a message."""
         self._check_length(text)
         return self._address(self._split(text), text, longest_table)
 
     parse_destination = parse_address
 
     def print_address(self, address: QueueAddress) -> str:
-        """Write `table@[schema]`, with `@[catalog]` if any; `@` and a first `[` need brackets."""
+        """
+        Write `table@[schema]`, and `@[catalog]` if the address has one.
+
+        A table whose name contains `@` or begins with `[` is written in brackets.
+        """
         bare = "@" not in address.table and not address.table.startswith("[")
         return self._write(address, bare=bare)
 
@@ -101,15 +108,21 @@ class SQLServerNames(Names):
         return "@".join([address.table if bare else table, *others])
 
     def _commas(self, text: str) -> Iterator[int]:
-        """Find the comma outside brackets in `orders, [a, b]@[sales]`, in linear time."""
-        closing = [bracket.end() for bracket in CLOSING.finditer(text)]
-        at = 0
-        while mark := OPENING_OR_COMMA.search(text, at):
+        """
+        Find the commas outside of brackets; `orders, [a, b]@[sales]` has one.
+
+        The text is untrusted, so the time must not grow faster than its length.
+        """
+        part_ends = [bracket.end() for bracket in CLOSING.finditer(text)]
+        place = 0
+        while mark := OPENING_OR_COMMA.search(text, place):
             if mark[0].startswith(","):
                 yield mark.start()
-            at = mark.end()
-            if mark[0].endswith("[") and (place := bisect(closing, at)) < len(closing):
-                at = closing[place]
+            place = mark.end()
+            if mark[0].endswith("["):
+                next_end = bisect(part_ends, place)
+                if next_end < len(part_ends):
+                    place = part_ends[next_end]
 
     def check_for_script(self, name: str) -> None:
         if MISREAD.search(name):

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
-# `python -m tests.bench` finds the other folders of tests by their names, as pytest does.
-if (tests := str(Path(__file__).parents[1])) not in sys.path:
-    sys.path.insert(0, tests)
+# Other folders of tests are imported by their names alone, as in pytest.
+TESTS = str(Path(__file__).parents[1])
+if TESTS not in sys.path:
+    sys.path.insert(0, TESTS)

@@ -1,10 +1,10 @@
 """
-`python -m tests.bench`: run the lines in rounds, print figures and ratios to other lines.
+`python -m tests.bench` runs the lines in rounds, and prints figures and ratios to other lines.
 
-Rounds go A B C, A B C, …, so that a slow minute of the machine falls on all lines alike. The first
-round warms up and is thrown away; in it a short line runs several times, for the JVM compiles what
-it runs often: JDBC's plain read went from 36k/s over 112k/s to 230k/s in its first three runs. A
-line that fails says so, and the others go on.
+The rounds run the lines in the order A B C, A B C, …, so that a slow minute of the machine affects
+all lines. The first round warms up and does not count. In it a short line runs several times,
+because the JVM compiles code that runs often. JDBC's plain read took 36k/s, 112k/s and 230k/s in
+its first three runs. If a line fails, its error is printed, and the others go on.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
     Samples = Mapping[str, list[float]]
 
-_WARM_UP = 5.0  # seconds at least for each line, making ready included
+_WARM_UP = 5.0  # seconds that each line warms up at least; its preparation counts too
 _PACKAGES = ("sqlq_spark", "pyspark", "psycopg", "pyarrow")
 
 
 def main() -> int:
-    """Run what the command line asks for; 1 when a line failed, not when an aim was missed."""
+    """Run the lines of the command line; return 1 if one failed, but not if it missed an aim."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     names = ", ".join(line.name for line in (*LINES, *GROWTH))
     parser.add_argument("--messages", type=int, default=100_000, help="in one batch")
@@ -73,20 +73,20 @@ def _print(text: str) -> None:
 def _measure(bench: Stand, lines: Sequence[Line], rounds: int) -> tuple[Samples, dict[str, str]]:
     samples: dict[str, list[float]] = {line.name: [] for line in lines}
     failures: dict[str, str] = {}
-    for at in range(rounds + 1):
+    for number in range(rounds + 1):
         for line in lines:
             if line.name in failures:
                 continue
             try:
-                values = _run(bench, line) if at else _warm_up(bench, line)
+                values = _run(bench, line) if number else _warm_up(bench, line)
                 middle = f"{median(values):12,.0f} {line.unit}"
-            except Exception as error:  # noqa: BLE001 the other lines are still worth having
+            except Exception as error:  # noqa: BLE001 - the other lines can still be measured
                 failures[line.name] = f"{type(error).__name__}: {error}"
                 _print(f"{line.name} failed: {failures[line.name]}")
                 continue
-            if at:
+            if number:
                 samples[line.name] += values
-            _print(f"round {at or 'warm-up'}  {line.name:20} {middle}")
+            _print(f"round {number or 'warm-up'}  {line.name:20} {middle}")
     return samples, failures
 
 
@@ -104,11 +104,11 @@ def _warm_up(bench: Stand, line: Line) -> Sequence[float]:
 
 
 def _value(line: Line, other: str, samples: Samples) -> float | None:
-    """Median over median, or the p99; None where the other line was not run."""
-    own = samples[line.name]
-    if other == "p99":  # of a single value there are no quantiles
-        return quantiles([*own, *own], n=100, method="inclusive")[98]
-    return median(own) / median(samples[other]) if samples.get(other) else None
+    """Return the ratio of two medians, or the p99; None: the other line was not run."""
+    values = samples[line.name]
+    if other == "p99":  # the values are doubled, because a single value has no quantiles
+        return quantiles([*values, *values], n=100, method="inclusive")[98]
+    return median(values) / median(samples[other]) if samples.get(other) else None
 
 
 def _result(line: Line, samples: Samples, failures: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sqlq_spark.receive.receipts import CEILING
+from sqlq_spark.receive.batch import CEILING
 
 from . import ours, start, yardsticks
 from .stand import BATCHES, CORES, MANY
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Step = Callable[[Stand], None]
 
-_HEADERS = 600  # bytes of a message that are not its body, about
+_HEADERS = 600  # about as many bytes of a message are not its body
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Line:
     """One figure to measure."""
 
     name: str
-    ready: Step  # not timed
+    ready: Step  # prepares the line; its time does not count
     run: Callable[[Stand], Sequence[float]]
     unit: str = "messages/s"
 
@@ -44,7 +44,7 @@ def _shelf(stand: Stand) -> None:
 
 
 def _sent(stand: Stand) -> None:
-    stand.frame.count()  # made and cached before the clock runs
+    stand.frame.count()  # computes and caches the frame before the time is measured
     stand.database.fill("sent", 0)
 
 
@@ -72,7 +72,7 @@ def _form(form: str) -> Line:
 
 
 def _bodies(size: int) -> Line:
-    """Batches of bodies of so many bytes, each as heavy as its tasks may hold; on PostgreSQL."""
+    """Return a line for bodies of one size; a batch is as large as its tasks may hold."""
 
     def most(stand: Stand) -> int:
         return min(stand.messages, CORES * CEILING // (size + _HEADERS))
@@ -131,7 +131,7 @@ LINES = (
     Line("python-start", _nothing, start.nothing, "ms"),
     Line("latency", _nothing, ours.latency, "ms"),
 )
-# Along one size each, and only if they are asked for.
+# Each of these changes one size. They run only if --only names them.
 GROWTH = (
     *(Line(f"tasks-{n}", _batches, partial(ours.receive, maxConcurrency=n)) for n in (1, 2, 4, 8)),
     *map(_bodies, (100, 1_000, 10_000, 1_000_000)),
@@ -139,7 +139,8 @@ GROWTH = (
     Line("backlog", _batches, ours.backlog, "ms"),
     Line("dispatch", _sent, ours.dispatched),
 )
-# line → another line → the least ratio of the medians, for times the greatest; p99 → the greatest
+# Line → another line → the aim for the ratio of their medians. It is the least ratio, or for times
+# the greatest ratio. Line → p99 → the greatest p99.
 AIMS: Mapping[str, Mapping[str, float]] = {
     "receive-json": {"by-hand": 0.55, "jdbc-read": 0.5, "limit": 0.6, "transport-loop": 25},
     "receive-map": {"by-hand": 0.45, "jdbc-read": 0.4, "transport-loop": 25},

@@ -2,8 +2,9 @@
 Realistic order messages, as a .NET endpoint of 9.1 writes them: 10-11 headers and a JSON body.
 
 A message's number decides all of its values, so the same numbers always give the same messages.
-Identifiers, prices and addresses differ from row to row: a compressor finds in them what it would
-find in a real queue, no more (Arrow IPC with zstd: a seventh). A message has 1.2 kB in all.
+Identifiers, prices and addresses differ from row to row. So the messages can be compressed as well
+as those of a real queue, and no better: Arrow IPC with zstd shrinks them to a seventh. A message
+has 1.2 kB in all.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def orders(first: int, stop: int) -> pa.Table:
 
 def _order(number: int) -> tuple[str, str, bytes]:
     chance = Random(number)
-    # one message follows the other by two milliseconds, unevenly
+    # messages follow each other by two milliseconds on average
     sent = _BEGIN + timedelta(microseconds=number * 2_000 + chance.randrange(2_000))
     return _uuid(chance), _headers(chance, sent), _body(chance, sent)
 
@@ -73,7 +74,7 @@ def _headers(chance: Random, sent: datetime) -> str:
         "NServiceBus.Version": "9.1.2",
         "NServiceBus.TimeSent": f"{sent:%Y-%m-%d %H:%M:%S:%f} Z",
     }
-    if chance.random() < 1 / 8:  # one in eight senders is not .NET: no host id
+    if chance.random() < 1 / 8:  # one in eight messages is not of .NET, so it has no host id
         del headers["$.diagnostics.originating.hostid"]
     return _json(headers).replace("/", "\\/")
 

@@ -19,7 +19,7 @@ from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.database.trust import DELETE, use
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.send.dispatch import NAMELESS, dispatch, stage
+from sqlq_spark.send.dispatch import NAMELESS_SINK, dispatch, stage
 from sqlq_spark.send.sender import Sender
 
 from .messages import orders
@@ -39,7 +39,7 @@ _ARRIVALS = 40  # latency samples of one round: 200 in five
 _PEEK_DELAY = 1.0  # seconds; the default of the source
 _PATIENCE = 30.0  # seconds for one message to arrive
 _IDLE = 15.0  # seconds of an idle stream
-_WARM = 10.0  # seconds before them
+_WARM = 10.0  # seconds that the idle stream runs before it is measured
 
 
 def _stream(stand: Stand, most: int, path: str | None = "orders", **options: Any) -> DataFrame:
@@ -50,7 +50,7 @@ def _stream(stand: Stand, most: int, path: str | None = "orders", **options: Any
 
 
 def _drain(stand: Stand, writer: DataStreamWriter) -> list[Any]:
-    """Run a stream until nothing waits; its progress."""
+    """Run a stream until nothing waits, and return its progress."""
     writer = writer.option("checkpointLocation", stand.checkpoint())
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
@@ -128,14 +128,15 @@ def latency(stand: Stand) -> list[float]:
     """Messages sent one by one to an idle stream: commit to end of batch. Milliseconds each."""
     sink = _stream(stand, stand.messages).writeStream.format("noop")
     query = sink.option("checkpointLocation", stand.checkpoint()).start()
-    try:  # the first batch loads code
+    try:
+        # the first batch does not count, because it loads code
         return [_arrival(stand, query) for _ in range(_ARRIVALS + 1)][1:]
     finally:
         query.stop()
 
 
 def _arrival(stand: Stand, query: StreamingQuery) -> float:
-    time.sleep(random.uniform(0.2, 0.2 + _PEEK_DELAY))  # any phase of the peek loop
+    time.sleep(random.uniform(0.2, 0.2 + _PEEK_DELAY))  # arrive at any phase of the peek loop
     before = query.lastProgress
     stand.database.send_one("orders")
     sent = time.time()
@@ -251,7 +252,7 @@ def dispatched(stand: Stand) -> list[float]:
     batches = orders(0, stand.messages).to_batches()
     chunks = list(Sender(options=options, partition=0).chunks(batches))
     with StateSession(options, stand.ours) as session:
-        staged = stage(session, chunks, sink=f"{NAMELESS}{uuid.uuid4()}", batch=0)
+        staged = stage(session, chunks, sink=f"{NAMELESS_SINK}{uuid.uuid4()}", sink_batch=0)
         start = time.perf_counter()
         dispatch(session.open(), [staged], options)
         elapsed = time.perf_counter() - start

@@ -1,7 +1,8 @@
 """
-What every line works with: a database with its queues, a Spark session, a folder, a source frame.
+The things that all lines use: a database with queues, a Spark session, a folder, and a frame.
 
-Queue `orders` is filled and received from, `shelf` filled once and read, `sent` written to.
+The queue `orders` is filled before each run, and received from. `shelf` is filled once, and only
+read. `sent` is written to.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ if TYPE_CHECKING:
     from .postgresql import Database
 
 CORES = 2
-BATCHES = 4  # of one stream; the first warms up and does not count
+BATCHES = 4  # batches of one stream; the first warms up and does not count
 MANY = tuple(f"many{at}" for at in range(64))
 QUEUES = ("orders", "shelf", "sent", *MANY)
-# headers in other forms, as Spark makes them of those that a .NET endpoint writes
+# name of a form of headers → Spark's expression that makes it of the headers of a .NET endpoint
 FORMS = {
     "white space": """replace(replace(headers, '":"', '": "'), '","', '", "')""",
     "escapes": r"replace(headers, '\\/', '\\u002f')",
@@ -59,7 +60,7 @@ class Stand:
 
     @property
     def url(self) -> str:
-        """Where the database is."""
+        """The url of the database."""
         return self.database.url
 
     @cached_property
@@ -77,12 +78,12 @@ class Stand:
             .config("spark.ui.showConsoleProgress", "false")
             .config("spark.sql.shuffle.partitions", CORES)
             .config("spark.sql.streaming.numRecentProgressUpdates", 1000)
-            # over TCP every task of Python waits 40 ms for an acknowledgement that is delayed
+            # over TCP every Python task waits 40 ms, because an acknowledgement is delayed
             .config("spark.python.unix.domain.socket.enabled", "true")
         )
         builder = configure_spark_with_delta_pip(builder, [self.database.jar])
         spark: SparkSession = builder.getOrCreate()
-        # A rate stream that is stopped logs its last task as an error; true ones are raised too.
+        # A stopped rate stream logs its last task as an error. Real errors are also raised.
         spark.sparkContext.setLogLevel("FATAL")
         return spark
 
@@ -140,7 +141,7 @@ def fresh(server: str | None) -> Iterator[Database]:
         if server is None:
             from sqlq_spark.testing import embedded  # noqa: PLC0415 only if no other is there
 
-            server = stack.enter_context(embedded.server(tcp=True)).url
+            server = stack.enter_context(embedded.run_server(tcp=True)).url
         from . import postgresql  # noqa: PLC0415 it imports this module
 
         yield stack.enter_context(postgresql.opened(server))

@@ -1,7 +1,8 @@
 """
-A process from its start to the end of its first batch.
+Measure a process from its start to the end of its first batch.
 
-`python -m tests.bench.start URL CHECKPOINT`; without a url of a Python source that does nothing.
+`python -m tests.bench.start URL CHECKPOINT` runs the process. With an empty url its stream reads a
+Python source that does nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """
-`python -m tests.bench.wal`: WAL and time of the server that a message costs, by lines of the bench.
+`python -m tests.bench.wal` prints how much WAL and server time a message costs in some lines.
 
-The first change of a page after a checkpoint writes the whole page, so each figure is taken twice:
-with the last checkpoint before the queue is filled, and with one just before the line runs. Time on
-the server's processors is that of its backends, by the system's scheduler.
+The first change of a page after a checkpoint writes the whole page to the WAL. So each figure is
+measured twice: with the last checkpoint before the queue is filled, and with a checkpoint just
+before the line runs. The server time is the CPU time of its backends, as the system's scheduler
+counts it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def spent(bench: Stand) -> tuple[float, float]:
     """Bytes of WAL, and microseconds of all other backends that are connected, so far."""
     microseconds = 0.0
     for (pid,) in bench.database.ask(_BACKENDS):
-        with suppress(FileNotFoundError):  # it has ended since
+        with suppress(FileNotFoundError):  # the backend may have ended
             microseconds += int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1000
     wal = bench.database.ask("SELECT pg_current_wal_insert_lsn() - '0/0'")
     return float(wal[0][0]), microseconds
@@ -63,7 +64,7 @@ def main() -> None:
             [[name]] = bench.database.ask("SELECT current_database()")
             bench.database.ask(f"ALTER DATABASE {name} SET wal_compression = {compression}")
             for line in (each for each in LINES if each.name in MOVED):
-                cost(bench, line, checkpoint=False)  # warms up
+                cost(bench, line, checkpoint=False)  # warm up
                 for checkpoint in (False, True):
                     costs = [cost(bench, line, checkpoint=checkpoint) for _ in range(asked.rounds)]
                     wal, time = map(median, zip(*costs, strict=True))

@@ -1,4 +1,4 @@
-"""What users have without this package: Spark's JDBC and rate sources, a loop; and a limit."""
+"""Yardsticks: Spark's JDBC and rate sources, which users have without this package; and a limit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .stand import Stand
 
 SMALL_BATCHES = 25
-_COLD = 5  # small batches of a stream that do not count: code is loaded and compiled
+_COLD = 5  # the first small batches do not count, because they load and compile code
 
 
 def durations(progress: Sequence[Any]) -> list[float]:
@@ -99,7 +99,8 @@ def python_batch(stand: Stand) -> list[float]:
     """
     One row a micro-batch from a Python source that does nothing, to noop. Milliseconds each.
 
-    What Spark needs for any source in Python. Its offsets end, as those of a queue that is drained.
+    This is the time that Spark needs for any source in Python. The source's offsets come to an end,
+    as those of a queue that is drained.
     """
     stand.spark.dataSource.register(source_of_nothing(SMALL_BATCHES))
     rows = stand.spark.readStream.format("nothing").load()

@@ -1,1 +1,5 @@
-"""The command line, on a real database; the demo and its server have files of their own above."""
+"""
+The command line, on a real database.
+
+The demo and its server have files of their own, one folder above.
+"""

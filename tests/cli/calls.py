@@ -1,4 +1,4 @@
-"""A call of each command that succeeds, and the queues that the calls work on."""
+"""One successful call of each command, and the queues that the calls work on."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def filled(call: tuple[str, ...], words: dict[str, str]) -> list[str]:
 
 
 def prepare(place: Place) -> dict[str, str]:
-    """Make queues with messages, receipts and something to fix; the place's names."""
+    """Make queues with messages, receipts and something to fix. Return the names of the place."""
     words = {word: address(place, name) for word, name in NAMES.items()} | {"STATE": place.state}
     raw = {"url": place.url, "queue": words["QUEUE"], "stateSchema": place.state}
     options = SourceOptions.parse(raw)

@@ -30,7 +30,11 @@ class Run(Protocol):
     """Runs one command in this process."""
 
     def __call__(self, *words: str, stdin: str = "", own: bool = True) -> Result:
-        """Run it to its end, with the test's own state schema and subscriptions or without."""
+        """
+        Run the command to its end.
+
+        By default it has the state schema and subscriptions of the test.
+        """
 
 
 def json_lines(*objects: dict[str, Any]) -> str:

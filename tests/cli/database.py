@@ -14,7 +14,8 @@ from conftest import Place
 
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive import task as receive
+from sqlq_spark.receive.batch import Task
+from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.rows import SparkBatch
 
@@ -55,7 +56,11 @@ def count(place: Place, table: str) -> int:
 def received(
     place: Place, *, messages: int, batch: int = 1, url: str = "", errors: str | None = None
 ) -> list[bytes]:
-    """Receive as a task does, as a login with an error queue, and never acknowledge; the bodies."""
+    """
+    Receive as a task of a login with an error queue does, and return the bodies.
+
+    Nothing acknowledges.
+    """
     options = SourceOptions.parse(
         {"url": url or place.url, "queue": "x", "stateSchema": place.state, "queryTimeout": "10s"}
     )
@@ -67,7 +72,7 @@ def received(
         if batch == 1:
             name = connection.printed(queue)
             connection.run("new_stream", stream=STREAM, queue_name=name, driver="d")
-        task = receive.Task(
+        task = Task(
             queue=queue,
             stream=STREAM,
             batch=batch,
@@ -77,20 +82,24 @@ def received(
             messages=messages,
             options=options,
         )
-        bodies: list[bytes] = receive.receive(connection, task, spark_batch=SparkBatch())[
+        bodies: list[bytes] = receive(connection, task, spark_batch=SparkBatch())[
             "body"
         ].to_pylist()
         return bodies
 
 
 def as_role(url: str, role: str) -> str:
-    """The same login, with the rights of a role only."""
+    """Return the same login with the rights of one role only."""
     return f"{url}{'&' if '?' in url else '?'}options=-c%20role%3D{role}"
 
 
 @contextmanager
 def own_database(server: str, schema: str = "public", more: str = "") -> Iterator[Place]:
-    """Give a place in a database of its own; it goes with the roles whose names begin as its."""
+    """
+    Give a place in a database of its own.
+
+    Roles whose names begin with the database's go with it.
+    """
     name = f"own_{secrets.token_hex(4)}"
     with psycopg.connect(server, autocommit=True) as dba:
         dba.execute(f"CREATE DATABASE {name} {more}".encode())

@@ -113,12 +113,16 @@ def refuses(url: str, *texts: str) -> None:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for no caches of endpoints."""
-    monkeypatch.setattr(endpoints, "PATIENCE", 0)
+    """Do not wait until endpoints have read their subscriptions again."""
+    monkeypatch.setattr(endpoints, "SUBSCRIBERS_KEPT", 0)
 
 
 def test_create_and_the_script_make_all_queues_of_an_endpoint(run: Run, place: Place) -> None:
-    """Again too, and with the body as text; none, if a name is wrong; --domain names the state."""
+    """
+    A second run adds what is missing, and a wrong name makes nothing.
+
+    `--body-string` adds the body as text, and `--domain` names the state tables.
+    """
     words = ("shop", "--instance", "web1", "--instance", "web2", "--qualifier", "Retries")
     more = (*words, "--error", "error", "--audit", "audit", "--body-string", "--delayed")
     wrong = run("create", *words, "--instance", "x" * 60)
@@ -149,7 +153,11 @@ def test_create_and_the_script_make_all_queues_of_an_endpoint(run: Run, place: P
 def test_the_owner_of_the_database_with_createrole_runs_the_script(
     run: Run, place: Place, owner: str, first: str
 ) -> None:
-    """Again too, for another domain, and after a superuser; the page's GRANTs share a queue."""
+    """
+    The script can be run again, for another domain, and after a superuser has run it.
+
+    The GRANTs on the page share a queue.
+    """
     operator, producer = (url_of(place, each) for each in ("operator", "producer"))
 
     def own_login(name: str) -> str:  # who takes a role by SET ROLE stays a superuser
@@ -179,7 +187,11 @@ def test_the_owner_of_the_database_with_createrole_runs_the_script(
 def test_a_script_waits_for_no_table_of_a_stream_and_gives_up_on_another(
     run: Run, place: Place, owner: str
 ) -> None:
-    """Neither for a state table nor for a queue, whatever their names; within its time limit."""
+    """
+    A stream may hold locks on state tables and queues of any name.
+
+    A script that needs another locked table gives up after its time limit.
+    """
     state = 'O\'Brien "%s" $do$ (1)'
     words = (*ALL, "--state-schema", state)
     again, later = (script(run, place, each, *words) for each in ('O\'B "$do$";\n(1)', LATER))
@@ -207,7 +219,7 @@ def test_a_script_waits_for_no_table_of_a_stream_and_gives_up_on_another(
 def test_a_script_that_fails_changes_nothing(
     run: Run, place: Place, owner: str, before: str, reason: str
 ) -> None:
-    """State tables of another release, which may hold messages; a login that makes no roles."""
+    """It fails on state tables of another release, and if its login may make no roles."""
     execute(owner, before)
     if before == "SELECT":
         place.sql(f"ALTER ROLE {role(place, 'dba')} NOCREATEROLE")
@@ -219,7 +231,7 @@ def test_a_script_that_fails_changes_nothing(
 
 
 def test_a_script_does_nothing_in_another_database(run: Run, place: Place, owner: str) -> None:
-    """Whatever the name of its own is; in that it makes all."""
+    """It fails if it names another database. In its own database it makes the queue."""
     name = 'O\'Brien "%" $do$'
     with pytest.raises(errors.RaiseException, match=re.escape(f"expected {name}")):
         execute(owner, script(run, place, QUEUE, "--database", name))
@@ -233,7 +245,11 @@ def test_a_script_does_nothing_in_another_database(run: Run, place: Place, owner
 
 @pytest.mark.usefixtures("owner")
 def test_a_script_uses_no_role_to_which_another_adds_members(run: Run, place: Place) -> None:
-    """Only to one of --trust, or who runs it. Without ADMIN a member adds none."""
+    """
+    The script fails if another login has ADMIN on a role, unless `--trust` names that login.
+
+    A plain member is allowed.
+    """
     reader, other = (role(place, each) for each in ("reader", "dba"))
     place.sql(f"CREATE ROLE {reader}; GRANT {reader} TO {other}")
     place.sql(script(run, place, QUEUE))
@@ -252,7 +268,7 @@ def test_a_script_uses_no_role_to_which_another_adds_members(run: Run, place: Pl
 
 
 def test_each_role_does_its_work(run: Run, place: Place) -> None:
-    """A reader receives and diverts, a sender sends exactly once, an operator runs commands."""
+    """A reader receives and diverts, a sender sends exactly once, and an operator runs commands."""
     hostile, topic = 'Er"ror; --', ("Shop.Placed", "--endpoint", "Lake")
     errors = '"public"."Er""ror; --"'
     place.sql(script(run, place, QUEUE, *ALL, "--error", errors))
@@ -291,7 +307,7 @@ def test_each_role_does_its_work(run: Run, place: Place) -> None:
 
 
 def test_no_role_reads_or_forges_what_is_not_its_own(run: Run, place: Place) -> None:
-    """The server writes the login of receipts and entries; only an operator reads the trail."""
+    """The server writes the login of receipts and entries. Only an operator reads the trail."""
     place.sql(script(run, place, QUEUE))
     reader, sender, operator, producer = (url_of(place, each) for each in ROLES)
     refuses(producer, f"SELECT FROM {QUEUE}", "SELECT FROM sqlqueue.version")
@@ -314,7 +330,11 @@ def test_no_role_reads_or_forges_what_is_not_its_own(run: Run, place: Place) -> 
 
 
 def test_subscriptions_are_made_listed_and_ended(run: Run, place: Place, orders: str) -> None:
-    """Subscribing makes the table, may be repeated, and replaces an older queue; all or none."""
+    """
+    `subscribe` makes the table, may be repeated, and replaces an older queue.
+
+    One wrong topic stops the whole command.
+    """
     table, other = address(place, "SubscriptionRouting"), address(place, "other")
     run("create", other)
     web = ("--endpoint", "Shop.Web")
@@ -346,7 +366,7 @@ def test_subscriptions_are_made_listed_and_ended(run: Run, place: Place, orders:
 
 
 def test_an_endpoint_of_the_same_name_is_not_replaced_in_silence(run: Run, place: Place) -> None:
-    """That of another schema; another spelling of the same queue is no other queue."""
+    """A warning names the queue that is replaced. Another spelling is the same queue."""
     place.sql("CREATE SCHEMA sales")
     mine, theirs = ('"public"."Shop.Web"', '"sales"."Shop.Web"')
     web = ("Shop.Placed", "--endpoint", "Shop.Web", "--queue")
@@ -374,7 +394,7 @@ def test_an_endpoint_of_the_same_name_is_not_replaced_in_silence(run: Run, place
 def test_a_queue_is_unsubscribed_and_dropped_with_its_delayed_table(
     run: Run, place: Place, orders: str
 ) -> None:
-    """Each step asks first; other subscribers stay, and with messages it needs the flag."""
+    """Each step asks first. A queue with messages needs a flag, and other subscribers stay."""
     other, delayed = (address(place, name) for name in ("Shop.Billing", "Shop.Orders.Delayed"))
     run("create", other)
     run("create", orders, "--delayed")
@@ -403,7 +423,7 @@ def test_a_queue_is_unsubscribed_and_dropped_with_its_delayed_table(
 def test_a_queue_of_which_a_stream_has_receipts_is_never_dropped(
     run: Run, place: Place, orders: str
 ) -> None:
-    """Every state schema is looked into where none is named, by `doctor` too."""
+    """Where no state schema is named, `retire` and `doctor` look into every one."""
     other = replace(place, state="other")
     words = ("--state-schema", other.state)
     assert run("install", *words).code == 0
@@ -426,7 +446,7 @@ def test_a_queue_of_which_a_stream_has_receipts_is_never_dropped(
 def test_a_message_that_arrives_meanwhile_is_not_lost(
     run: Run, place: Place, orders: str, ending: str, code: int
 ) -> None:
-    """If it was sent before the lock, it keeps the queue."""
+    """A message that was sent before the lock keeps the queue."""
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = %s::regclass"
     insert = f"INSERT INTO {orders} (id, headers) VALUES (gen_random_uuid(), '{{}}')"
 

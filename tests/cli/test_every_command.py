@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def place(server: str) -> Iterator[Place]:
-    """Give one place to all tests here: what one test changes, no other needs."""
+    """Give one place to all tests here, because no test needs what another one changes."""
     with placed(server) as made:
         yield made
 
@@ -43,7 +43,11 @@ def ready(place: Place) -> dict[str, str]:
 def test_every_command_has_json_yes_and_a_database_that_may_be_away(
     run: Run, ready: dict[str, str], name: str
 ) -> None:
-    """Without --yes a program is refused; an unreachable database is 3, and shows no password."""
+    """
+    A command that asks refuses a program without `--yes`.
+
+    An unreachable database is exit code 3, and its error shows no password.
+    """
     known, call = options(name), filled(CALLS.get(name, ()), ready)
     assert name in CALLS or name == "demo"
     assert "--json" in known
@@ -126,7 +130,7 @@ SEND = ("send", "--url", "postgresql://127.0.0.1:1/shop")  # the error comes bef
 def test_what_fails_ends_by_its_exit_code_with_one_sentence(
     run: Run, ready: dict[str, str], failure: tuple[Any, ...]
 ) -> None:
-    """It names the option in the command's spelling, says what to do, and has no password."""
+    """The sentence names the option as the command spells it, has a fix, and no password."""
     code, words, sentence, *lines = failure
     given = "\n\n".join(('{"body": "good", "queue": "q"}', *lines))
 
@@ -144,7 +148,7 @@ def test_what_fails_ends_by_its_exit_code_with_one_sentence(
 
 
 def test_ctrl_c_at_a_question_is_130(ready: dict[str, str], place: Place) -> None:
-    """In a process of its own; nothing was done."""
+    """Ctrl-C ends a process that waits for an answer, and nothing is purged."""
     question = b"Continue? [y/N]: "
     with subprocess.Popen(
         [sys.executable, "-m", "sqlq_spark", "purge", ready["OTHER"]],
@@ -204,7 +208,7 @@ def test_ctrl_c_during_work_is_130_and_reports_the_progress(
 
 
 def test_help_imports_neither_pyarrow_nor_the_demo() -> None:
-    """Because people wait for it."""
+    """People wait for `--help`, and these imports are slow."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "sqlq_spark", "browse", "--help"],
         capture_output=True,

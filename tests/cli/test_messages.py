@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def test_lines_become_messages(run: Run, orders: str, place: Place, tmp_path: Path) -> None:
-    """The fields of a line win over the options; it may be delayed, published or sent elsewhere."""
+    """A field of a line wins over the option. A line may also delay, publish or name a queue."""
     other, path = address(place, "Shop.Billing"), tmp_path / "event"
     run("create", orders, "--delayed")
     run("create", other)
@@ -75,7 +75,7 @@ def test_lines_become_messages(run: Run, orders: str, place: Place, tmp_path: Pa
 def test_a_browse_obeys_no_character_and_can_be_sent_again(
     run: Run, orders: str, place: Place
 ) -> None:
-    """Headers and bodies of any bytes come back; poison is shown; a terminal sees no control."""
+    """Headers and bodies of any bytes come back. A terminal gets no control character."""
     body = "[red]\x1b[2J a\x9b31mb\u202ec\u2066d\u200be\x7ff\U000e0041g ä 😀"
     lines = {"body": body, "headers": {"k\u202e": "\x85\u2028"}}, {"bodyBase64": "/wA="}
     run("send", orders, "--message-type", "A.B.Placed, X", stdin=json_lines(*lines))
@@ -98,7 +98,7 @@ def test_a_browse_obeys_no_character_and_can_be_sent_again(
 
 
 def test_failed_messages_return_to_the_queues_where_they_failed(run: Run, place: Place) -> None:
-    """After a yes; by time, exception and number, by id, or all; others have a reason."""
+    """`retry` asks first. It chooses by time, exception and number, by id, or all."""
     error, sales, bills = (address(place, each) for each in ("error", "Shop.Sales", "Shop.Bills"))
     for queue in (error, sales, bills):
         assert run("create", queue).code == 0
@@ -134,7 +134,7 @@ def test_failed_messages_return_to_the_queues_where_they_failed(run: Run, place:
 
 
 def test_copies_and_poison_are_not_returned(run: Run, place: Place) -> None:
-    """Those of a forwarding log take --copies; poison takes headers that can be read."""
+    """Copies return only with `--copies`, and poison only with headers that can be read."""
     log, orders = address(place, "error.Log"), address(place, "Shop.Orders")
     for queue in (log, orders):
         assert run("create", queue).code == 0
@@ -159,7 +159,11 @@ STREAMS = ("--stream", STREAM)
 
 
 def test_show_finds_a_message_by_either_of_its_ids(run: Run, orders: str, place: Place) -> None:
-    """With its receipt, headers and whole body, in base64 if it is no text."""
+    """
+    `receipts show` prints the receipt, the headers and the whole body.
+
+    A body that is no text is printed in base64.
+    """
     names = [{"NServiceBus.MessageId": f"M-{each}"} for each in (1, 2)]
     text = "x" * 500
     lines = {"body": text, "headers": names[0]}, {"bodyBase64": "/w==", "headers": names[1]}
@@ -182,7 +186,7 @@ def test_show_finds_a_message_by_either_of_its_ids(run: Run, orders: str, place:
 def test_purge_return_and_drop_ask_first_and_leave_entries(
     run: Run, orders: str, place: Place
 ) -> None:
-    """An entry says who, when, what and how many: one for each receipt and batch of a purge."""
+    """An entry has who, when, what and how many. Each receipt and each batch of a purge has one."""
     put(place, orders, body=b"1", times=6)
     whole = f"SELECT id, expires, headers, body FROM {orders} ORDER BY seq"
     second = place.sql(whole)[1]
@@ -225,7 +229,7 @@ def test_purge_return_and_drop_ask_first_and_leave_entries(
 def test_an_action_and_its_entry_are_there_together_or_not_at_all(
     run: Run, orders: str, place: Place
 ) -> None:
-    """Without a trail, as of an older release, a purge works and says that it leaves no entry."""
+    """A state schema of an older release has no trail. There a purge reports this, and works."""
     put(place, orders, times=4)
     received(place, messages=1)
     trail, *failing = f"{place.state}.trail", ("receipts", "drop", *STREAMS), ("purge", orders)

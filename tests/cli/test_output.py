@@ -59,7 +59,7 @@ def prepared(place: Place) -> dict[str, str]:
 def ready(
     place: Place, prepared: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, str]:
-    """Let the commands find it."""
+    """Name the database in the environment, where the commands find it."""
     monkeypatch.setenv("SQLQUEUE_URL", place.url)
     return prepared
 
@@ -67,7 +67,7 @@ def ready(
 def written(
     monkeypatch: pytest.MonkeyPatch, encoding: str, *words: str, stdin: bytes = b""
 ) -> tuple[int, bytes, bytes]:
-    """Run a command with streams of an encoding; its exit code and what it wrote."""
+    """Run a command with streams of an encoding. Return its exit code and what it wrote."""
     out, err = io.BytesIO(), io.BytesIO()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding))
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding))
@@ -83,8 +83,8 @@ def written(
 def test_no_character_ends_a_command(
     kind: str, ready: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """As Windows writes into a file: text has escapes, and JSON is UTF-8."""
-    monkeypatch.setattr(endpoints, "PATIENCE", 0)
+    """A file on Windows is in cp1252. Text has escapes for other characters, and JSON is UTF-8."""
+    monkeypatch.setattr(endpoints, "SUBSCRIBERS_KEPT", 0)
     words = [*name.split(), *filled(CALLS[name], ready)]
     if kind == "--json":
         words.append(kind)
@@ -109,7 +109,7 @@ def test_no_character_ends_a_command(
 def test_no_help_and_no_error_ends_by_a_character(
     monkeypatch: pytest.MonkeyPatch, encoding: str
 ) -> None:
-    """Neither of a command nor of a wrong word."""
+    """Help and errors have escapes for characters that the encoding lacks."""
     for words in ([], *([*name.split(), "--help"] for name in COMMANDS)):
         code, out, _ = written(monkeypatch, encoding, *words)
         assert (code in {0, 2}, bool(out)) == (True, True), words
@@ -123,7 +123,7 @@ def test_no_help_and_no_error_ends_by_a_character(
 def test_an_answer_of_any_bytes_is_no_yes(
     place: Place, ready: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends the command as any other answer."""
+    """It ends the command, as any answer but yes does."""
     before = count(place, ready["QUEUE"])
 
     code, _, err = written(monkeypatch, "utf-8", "purge", ready["QUEUE"], stdin=b"\xff\n")
@@ -135,7 +135,7 @@ def test_an_answer_of_any_bytes_is_no_yes(
 def test_a_page_for_prometheus_is_utf_8(
     ready: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As its format says, on standard output too."""
+    """OpenMetrics is UTF-8 by definition, also on a standard output with another encoding."""
     words = ("stats", ready["QUEUE"], "--openmetrics", "-")
 
     code, out, _ = written(monkeypatch, "cp1252", *words)
@@ -146,7 +146,7 @@ def test_a_page_for_prometheus_is_utf_8(
 def test_a_script_stays_in_an_encoding_that_has_its_characters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As psql reads it there."""
+    """The terminal's encoding is the one in which psql reads the script there."""
     words = ("script", "Müller", "--domain", "x")
 
     code, out, err = written(monkeypatch, "cp1252", *words)
@@ -155,7 +155,7 @@ def test_a_script_stays_in_an_encoding_that_has_its_characters(
 
 
 def test_a_stream_without_an_encoding_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A notebook has one of its own."""
+    """A notebook replaces standard output by such a stream."""
     out = io.StringIO()
     monkeypatch.setattr(sys, "stdout", out)
 

@@ -17,7 +17,7 @@ import psycopg
 from conftest import ORDINARY
 from waiting import until
 
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin import queue_sizes
 from sqlq_spark.cli import queues as figures
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SourceOptions
@@ -45,7 +45,7 @@ def looked_at(run: Run, *words: str) -> dict[str, dict[str, Any]]:
 
 
 def test_all_queues_are_found_and_their_kind_is_shown(run: Run, orders: str, place: Place) -> None:
-    """A locked one stops no other; its fix ends the session. Hostile names change no screen."""
+    """A locked queue stops no other, and its fix ends the session. No name changes the screen."""
     delay(run, place, orders, 3600)
     expected = {
         "failures": ("error queue", "ok"),
@@ -110,7 +110,11 @@ def test_no_name_becomes_a_statement_of_a_fix(run: Run, place: Place) -> None:
 def test_figures_are_written_for_programs_collectors_and_readers(
     run: Run, orders: str, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that all may read, a page that its owner may; a large queue is an estimate."""
+    """
+    Everyone may read the file for Prometheus, and only its owner the HTML page.
+
+    The number of messages in a large queue is an estimate.
+    """
     file, page = tmp_path / "sqlqueue.prom", tmp_path / "page.html"
     odd = address(place, '""a""\\\n\n\r\t{}#\u2028 1, 2\n# EOF')
     run("create", odd)
@@ -125,7 +129,7 @@ def test_figures_are_written_for_programs_collectors_and_readers(
     (look,) = run("stats", odd, "--json").objects
     place.sql(f"ANALYZE {odd}")
     with monkeypatch.context() as patch:
-        patch.setattr(inspect, "LARGEST_COUNTED_TABLE", 0)
+        patch.setattr(queue_sizes, "LARGEST_COUNTED_TABLE", 0)
         (rough,) = looked_at(run, odd).values()
     assert run("stats", orders, odd, "--openmetrics", str(file)) == (0, "", "")
     printed = run("stats", orders, odd, "--openmetrics", "-").out
@@ -152,7 +156,7 @@ def test_figures_are_written_for_programs_collectors_and_readers(
 def test_a_watch_goes_on_when_the_database_was_away(
     run: Run, orders: str, place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It reports the loss, and looks again, for as often as it was asked."""
+    """It reports the loss and looks again, as often as it was asked to."""
     watch = ("--watch", "--interval", "0.1", "--count", "2")
     assert len(run("stats", orders, *watch, "--json").objects) == 2
     options = SourceOptions.parse({"url": place.url, "queue": orders, "stateSchema": place.state})
@@ -172,7 +176,7 @@ def test_a_watch_goes_on_when_the_database_was_away(
 def test_doctor_reports_problems_of_streams_and_their_fixes(
     run: Run, orders: str, place: Place
 ) -> None:
-    """Of all streams; it ends by 1 until the fixes have been run, then by 0."""
+    """`doctor` looks at all streams. Its exit code is 1 until the fixes have been run."""
     put(place, orders, '{"NServiceBus.SagaId": "7"}', times=2)
     received(place, messages=1)
     place.sql(f"""
@@ -199,7 +203,7 @@ def test_doctor_reports_problems_of_streams_and_their_fixes(
 
 
 def test_doctor_creates_what_is_missing_and_shortens_names(run: Run, place: Place) -> None:
-    """Its fixes do, also of a table whose name leaves no room for that of delayed messages."""
+    """A fix also works for a table whose name leaves no room for that of delayed messages."""
     wide, short = (address(place, "xü" + "y" * length) for length in (45, 44))
     checked = run("doctor", wide, "--json").objects
     assert [each["name"] for each in checked] == ["state", "absent"]
@@ -224,7 +228,11 @@ def test_doctor_creates_what_is_missing_and_shortens_names(run: Run, place: Plac
 def test_doctor_finds_subscribers_that_publishers_cannot_reach(
     run: Run, orders: str, place: Place
 ) -> None:
-    """A dropped queue, an address that is none, and another table; the commands end these."""
+    """
+    The queue was dropped, the address is none, or the table is no queue.
+
+    The proposed commands end these subscriptions.
+    """
     table, gone = address(place, "SubscriptionRouting"), address(place, "Shop.Gone")
     run("subscribe", "Shop.Placed", "--queue", orders, "--endpoint", "Shop.Orders")
     said = {
@@ -249,7 +257,7 @@ def test_doctor_finds_subscribers_that_publishers_cannot_reach(
 
 
 def delay(run: Run, place: Place, orders: str, *seconds: float) -> str:
-    """Delay messages, on a server in UTC; their table."""
+    """Delay messages, on a server in UTC. Return their table."""
     run("create", orders, "--delayed")
     table = f'{orders[:-1]}.Delayed"'
     row = "'{}', '', now() + make_interval(secs => unnest(%s::float[]))"
@@ -258,7 +266,7 @@ def delay(run: Run, place: Place, orders: str, *seconds: float) -> str:
 
 
 def test_move_due_moves_what_is_due_and_ends(run: Run, orders: str, place: Place) -> None:
-    """In transactions of a batch; it reports how many it moved, and when the next is due."""
+    """It moves batches, and reports how many messages it moved and when the next is due."""
     delayed = delay(run, place, orders, -1, -1, -1, 1000)
 
     moved = run("move-due", orders, "--batch", "2").out

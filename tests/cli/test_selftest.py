@@ -1,4 +1,4 @@
-"""The command `selftest`: each check passes, and sees what was broken for it; nothing is left."""
+"""The command `selftest`: each check passes, sees a planted fault, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _may_make_roles(place: Place, run: Run, monkeypatch: pytest.MonkeyPatch) -> 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done to a check's queue, and the word of the promise that the check then misses."""
+    """A change of a check's queue, and the word of the promise that the check then misses."""
 
     missed: str
     sent: str = ""  # statement of another session, after messages were sent
@@ -90,9 +90,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_one(url: str, name: str) -> dict[str, Any]:
-    """What became of one check."""
+    """Run one check, and return its result."""
     given = {"url": url, "queryTimeout": "5s"}
-    (found,) = selftest.run(given, [getattr(selftest, name)])
+    (found,) = selftest.run_checks(given, [getattr(selftest, name)])
     return found
 
 
@@ -123,7 +123,7 @@ def test_every_check_passes_and_nothing_is_left(
 def test_a_check_sees_what_was_broken(
     place: Place, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    """An exact number or kind of what was promised is missed; no check passes by chance."""
+    """With a fault the check misses an exact number or kind of what it promises."""
     fault, name, send = FAULTS[case], case.split(maxsplit=1)[0], selftest.Bench.send
     check = getattr(selftest, name)
     monkeypatch.setattr(selftest, "WAIT", 2.0)
@@ -151,9 +151,9 @@ def test_a_check_sees_what_was_broken(
             other.execute("ROLLBACK")
             drop(*args)
 
-        drop = selftest.drop
+        drop = selftest.drop_remains
         monkeypatch.setattr(selftest, name, broken)
-        monkeypatch.setattr(selftest, "drop", dropped)
+        monkeypatch.setattr(selftest, "drop_remains", dropped)
         monkeypatch.setattr(selftest.Bench, "send", sent)
 
         found = run_one(place.superuser, name)
@@ -189,7 +189,7 @@ def test_a_database_that_is_not_utf8_is_found(place: Place) -> None:
 
 
 def test_an_error_of_the_server_is_found(place: Place) -> None:
-    """As `sqlqueue doctor` words it."""
+    """The check reports the error in the words of `sqlqueue doctor`."""
 
     def seen(change: str, wanted: str) -> str:
         place.sql(f"ALTER SYSTEM {change}")
@@ -207,7 +207,7 @@ def test_an_error_of_the_server_is_found(place: Place) -> None:
 def test_a_database_in_which_a_check_fails_is_found(
     dialect: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its collation and the check. What the server does not know is not checked."""
+    """The report names collation and check. A collation that the server lacks is not checked."""
     facts = selftest.facts
 
     @wraps(facts)
@@ -249,7 +249,7 @@ def test_a_statement_without_its_index_is_found(
 def test_a_right_that_the_script_forgot_is_found(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The role's own work misses it."""
+    """The check does the work of the role, and reports the missing right."""
     as_login = selftest.Bench.as_login
 
     def revoked(bench: selftest.Bench, role: str) -> selftest.Bench:
@@ -267,7 +267,7 @@ def test_a_right_that_the_script_forgot_is_found(
 
 
 def test_what_the_login_may_not_do_is_not_checked(run: Run, place: Place, tmp_path: Path) -> None:
-    """The missing right is named. That is no failure."""
+    """The report names the missing right, and the check has not failed."""
     dba = place.dotnet.dba
     login = dba.login()
 
@@ -286,7 +286,7 @@ def test_what_the_login_may_not_do_is_not_checked(run: Run, place: Place, tmp_pa
 def test_a_failed_check_is_exit_code_1(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Also one that lacked a right after something else had failed."""
+    """A check that fails, and then lacks a right, counts as failed."""
 
     def missed(_: selftest.Bench) -> selftest.Seen:
         yield "first", 1, 2
@@ -310,7 +310,7 @@ def test_only_a_server_with_several_collations_gets_more_databases(run: Run) -> 
 
 
 def test_a_login_of_a_selftest_is_by_password() -> None:
-    """Whatever the login is that made it; other parameters stay."""
+    """The login that makes it may connect otherwise. Other parameters of the url stay."""
     url = "sqlserver://db/shop?authentication=ActiveDirectoryDefault&encrypt=yes"
     plain = "postgresql://bo@db/shop?authentication=x"
 
@@ -324,7 +324,7 @@ def test_a_login_of_a_selftest_is_by_password() -> None:
     "more", ["_dead", "0; {drop}; --", '0"; {drop}; --', "0\nGO\n{drop}\nGO\n"]
 )
 def test_what_a_killed_run_has_left_is_dropped_by_the_next(place: Place, more: str) -> None:
-    """What is younger may be of a run beside this one, and stays. A name is executed nowhere."""
+    """What is younger may belong to another run, and stays. A name is never executed."""
     place.sql("CREATE SCHEMA kept")
     old, young = f"{selftest.MARK}00000001", f"{selftest.MARK}ffffffff"
     end = more.format(drop="DROP SCHEMA kept")
@@ -343,12 +343,12 @@ def test_what_a_killed_run_has_left_is_dropped_by_the_next(place: Place, more: s
 def test_a_clean_up_that_fails_leaves_the_report(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It has been written after each check."""
+    """The report is written after each check."""
 
     def failing(*_: object) -> None:
         raise RightMissing(reason="no right to drop", statement="selftest", fix="GRANT")
 
-    monkeypatch.setattr(selftest, "drop", failing)
+    monkeypatch.setattr(selftest, "drop_remains", failing)
     file = tmp_path / "report.json"
 
     done = run("selftest", "--yes", "--only", "facts", "--file", str(file))
@@ -380,8 +380,8 @@ def test_a_slow_login_is_no_fault_of_a_second_attempt(
 
 
 def test_a_run_that_is_stopped_drops_what_it_made(place: Place) -> None:
-    """As Ctrl-C does, between two checks."""
-    running = selftest.run({"url": place.superuser}, [selftest.facts, selftest.figures])
+    """Ctrl-C stops a run in this way between two checks."""
+    running = selftest.run_checks({"url": place.superuser}, [selftest.facts, selftest.figures])
     next(running)
     next(running)
     before = place.sql(LEFT)
@@ -443,7 +443,7 @@ UNORDERED = {"table": "[q]", "ordered": "false"}
     ],
 )
 def test_a_plan_of_sql_server_is_judged(plan: str, statement: str, found: list[str]) -> None:
-    """By scans of a queue, sorts and spools of bodies, and conversions of RowVersion."""
+    """Faults are scans of a queue, sorts and spools of bodies, and conversions of RowVersion."""
     namespace = "http://schemas.microsoft.com/sqlserver/2004/07/showplan"
     text = f'<ShowPlanXML xmlns="{namespace}"><QueryPlan>{plan}</QueryPlan></ShowPlanXML>'
 
@@ -454,7 +454,7 @@ def test_a_plan_of_sql_server_is_judged(plan: str, statement: str, found: list[s
 
 @pytest.mark.parametrize("name", [name for name in calls.STATEMENTS if not RUN.match(name)])
 def test_a_statement_of_sql_server_becomes_a_batch_with_its_parameters(name: str) -> None:
-    """Each is declared once, those that the text declares itself too."""
+    """Each parameter is declared once, also one that the statement declares itself."""
     text = calls.STATEMENTS[name]
 
     batch = explain.declare(text)

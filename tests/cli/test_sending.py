@@ -1,4 +1,4 @@
-"""What `sqlqueue send` reads of its lines, and what a browse that is sent again keeps."""
+"""What `sqlqueue send` reads in its lines, and what a browse keeps when it is sent again."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ AWAY = "postgresql://127.0.0.1:1/shop"  # a line is read without a connection
 
 
 def read(line: bytes, **raw: str) -> list[dict[str, Any]]:
-    """Read lines as the command does; the messages."""
+    """Read lines as the command does, and return the messages."""
     options = SinkOptions.parse({"url": AWAY, "queue": "q", **raw})
     session = Session(options, "test")
-    tables = sending.read(session, options, io.BytesIO(line), {}, is_body=False)
+    tables = sending.read_lines(session, options, io.BytesIO(line), {}, is_body=False)
     return [row for table in tables for row in table.to_pylist()]
 
 
 def refused(line: bytes, **raw: str) -> str:
-    """Read a line that cannot be sent; why."""
+    """Read a line that cannot be sent, and return the reason."""
     with pytest.raises(sending.BadLine) as error:
         read(line, **raw)
     return str(error.value)
@@ -100,7 +100,7 @@ def lines(draw: st.DrawFn) -> tuple[str, str]:
 
 @given(drawn=lines())
 def test_the_own_text_of_a_body_is_sent(drawn: tuple[str, str]) -> None:
-    """Byte for byte, and it means what the line says; of a JSON string the text that it means."""
+    """A JSON string is sent as the text that it means. Any other JSON is sent byte for byte."""
     line, body = drawn
 
     (message,) = read(line.encode())
@@ -113,7 +113,7 @@ def test_the_own_text_of_a_body_is_sent(drawn: tuple[str, str]) -> None:
 
 @given(drawn=lines(), data=st.data())
 def test_a_line_that_is_no_json_is_never_sent(drawn: tuple[str, str], data: st.DataObject) -> None:
-    """Nor is one with NaN or Infinity: whatever is changed in it, it is read as JSON is."""
+    """NaN and Infinity are no JSON either. What is sent is what a JSON parser reads."""
     line, _ = drawn
     first = data.draw(st.integers(0, len(line)))
     last = data.draw(st.integers(first, min(len(line), first + 3)))
@@ -143,7 +143,7 @@ def test_a_line_that_is_no_json_is_never_sent(drawn: tuple[str, str], data: st.D
     ],
 )
 def test_no_number_or_name_of_a_body_changes(body: str) -> None:
-    """Neither a sum of money, nor a number that Python cannot hold."""
+    """Sums of money stay as they are, and so do numbers that Python cannot hold."""
     (message,) = read(b'{"id":"m","body": %b }' % body.encode())
 
     assert message["body"] == body.encode()
@@ -173,13 +173,13 @@ WRONG = {
 
 @pytest.mark.parametrize("line", WRONG)
 def test_a_line_that_would_lose_something_is_an_error(line: bytes) -> None:
-    """It says what, and in which line."""
+    """The error says what would be lost, and in which line."""
     assert WRONG[line] in refused(line)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
 def test_a_file_in_utf_16_is_named(encoding: str) -> None:
-    """As PowerShell writes one, with a byte order mark or without; UTF-8 may have one too."""
+    """PowerShell writes UTF-16. A file in UTF-8 may have a byte order mark."""
     lines = '\n{"body":"Łódź"}\n'
 
     assert "UTF-16" in refused(lines.encode(encoding))
@@ -221,7 +221,7 @@ def queues(place: Place, run: Run) -> tuple[str, str]:
 
 
 def fill(place: Place, queue: str, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Write rows as another sender does; what was written."""
+    """Write rows as another sender does, and return what was written."""
     for row in rows:
         place.sql(
             f"INSERT INTO {queue} (id, headers, body, expires) SELECT %s, %s, %s, ({NOW})"
@@ -232,7 +232,7 @@ def fill(place: Place, queue: str, rows: list[tuple[Any, ...]]) -> list[tuple[An
 
 
 def now(place: Place) -> datetime:
-    """Ask the database."""
+    """Ask the database for its time."""
     ((found,),) = place.sql(NOW)
     assert hasattr(found, "tzinfo")
     return found  # type: ignore[no-any-return]
@@ -243,7 +243,7 @@ def now(place: Place) -> datetime:
 def test_a_browse_is_sent_again_as_it_was_received(
     run: Run, place: Place, queues: tuple[str, str], rows: list[tuple[Any, ...]]
 ) -> None:
-    """Whatever a queue holds: the same row id, body, headers and remaining time."""
+    """Every row keeps its id, body, headers and remaining time."""
     source, target = queues
     place.sql(f"TRUNCATE {source}, {target}")
     before = fill(place, source, rows)
@@ -272,7 +272,7 @@ def test_a_browse_is_sent_again_as_it_was_received(
 def test_a_browse_is_sent_again_with_all_that_it_says(
     run: Run, place: Place, queues: tuple[str, str], rows: list[tuple[Any, ...]]
 ) -> None:
-    """The sender adds headers, and changes none; the message has its id."""
+    """The sender adds headers but changes none, and the message keeps its id."""
     source, target = queues
     place.sql(f"TRUNCATE {source}, {target}")
     before = fill(place, source, [(*row[:3], None) for row in rows])
@@ -291,7 +291,7 @@ def test_a_browse_is_sent_again_with_all_that_it_says(
 def test_a_remaining_life_is_by_the_databases_clock(
     run: Run, place: Place, queues: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However wrong this machine's is."""
+    """The clock of this machine may be wrong by years."""
     source, target = queues
     fill(place, source, [(UUID(int=1), "{}", b"", 3600)])
     late = type(
@@ -308,7 +308,7 @@ def test_a_remaining_life_is_by_the_databases_clock(
 def test_rows_that_are_in_the_queue_already_get_new_ids(
     run: Run, place: Place, orders: str
 ) -> None:
-    """The command says so, and their messages keep their ids."""
+    """The command reports it. The messages keep their own ids."""
     for headers in ("{}", '{"NServiceBus.MessageId":"m"}'):
         put(place, orders, headers, b"1")
     ((first,), _) = place.sql(f"SELECT id::text FROM {orders} ORDER BY seq")
@@ -366,7 +366,7 @@ def test_a_poison_message_of_a_browse_stops_all(run: Run, orders: str, place: Pl
 
 
 def test_a_header_is_not_added_to_a_message_as_received(run: Run, orders: str) -> None:
-    """Nor by an option."""
+    """`--header` and `--as-received` together are refused."""
     failed = run("send", orders, "--as-received", "--header", "a=b", stdin='{"body":""}')
 
     assert (failed.code, "--as-received" in failed.err) == (2, True)

@@ -87,7 +87,7 @@ def main() -> int:
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder = (given.folder or scratch / "environments").absolute()
-        server = stack.enter_context(embedded.server(tcp=True))
+        server = stack.enter_context(embedded.run_server(tcp=True))
         wheel = build_wheel(scratch / "wheel")
         made = {x.name: replace(x, folder=folder / x.name) for x in MATRIX if x.name in given.only}
         for each in made.values():

@@ -22,11 +22,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
+from pyspark.sql.types import LongType, StructField, StructType
 
 import sqlq_spark
 from compat import iceberg
 from compat.stage import MESSAGE_ID, Record, Stage, lose, numbered, raised
 from sqlq_spark import functions as sqlq
+from sqlq_spark import spark_api
+from sqlq_spark.datasource.stream import StreamReader
+from sqlq_spark.options import SourceOptions
 
 BIN = Path(sys.executable).parent
 RELAY = """
@@ -204,7 +208,18 @@ def a_pipeline_goes_on(stage: Stage) -> None:
     killed_and_refreshed(pipeline)
 
 
+def the_limit_of_a_read_is_built(stage: Stage) -> None:
+    """The data source builds the class of its limit, also where this Spark has none of its own."""
+    options = SourceOptions.parse(stage.options("orders"))
+    reader = StreamReader(options, StructType([StructField("seq", LongType())]))
+
+    limit = reader.getDefaultReadLimit()
+
+    assert limit == spark_api.ReadMaxRows(options.max_messages)
+
+
 CASES = (
+    the_limit_of_a_read_is_built,
     killed_stream_goes_on,
     frame_is_sent_once,
     queue_to_queue_in_one_transaction,

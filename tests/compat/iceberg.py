@@ -45,7 +45,7 @@ def settings(stage: Stage) -> dict[str, str]:
 
 def job(stage: Stage, ends: int | None = None) -> None:
     """Run the job from the queue `replayed` into a table, or up to an error after a batch."""
-    given = queue_to_delta.Settings(
+    given = queue_to_delta.QueueToDeltaSettings(
         url=stage.url,
         queues="replayed",
         table="lake.shop.replayed",
@@ -85,7 +85,7 @@ def check(stage: Stage, table: str, expected: list[str]) -> None:
 
 
 def iceberg_recognises_replays(stage: Stage) -> None:
-    """Of a batch as it was, with its last offset lost, and after the table was set back."""
+    """A batch comes again as it was, without its last offset, and after the table was set back."""
     spark, place = stage.session(), stage.folder / "replayed"
     stage.queue("replayed", 250)
     job_that_ends_after(stage, 0)

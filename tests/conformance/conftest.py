@@ -21,24 +21,24 @@ from hypothesis import HealthCheck, settings
 from recorded_connection import RecordedConnection
 
 from sqlq_spark import database
-from sqlq_spark.admin import checks
+from sqlq_spark.admin import doctor
+from sqlq_spark.admin.receipts import drop_receipt, return_receipt
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.names import names_of
+from sqlq_spark.receive.batch import INITIAL, Offset, Task, write_plan
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import INITIAL, Offset, write_plan
 from sqlq_spark.receive.receipts import (
-    Acknowledged,
     Claim,
+    Closed,
     acknowledge,
-    drop,
+    read_fence,
     receipt_values,
-    return_,
     save,
 )
-from sqlq_spark.receive.task import Task, divert, fence, receive, take
+from sqlq_spark.receive.task import divert, receive, take
 from sqlq_spark.wire.address import QueueAddress, delayed_of
 from sqlq_spark.wire.rows import NO_SPARK_BATCH, SparkBatch
 
@@ -69,39 +69,39 @@ class Clock:
         self.now = 1000.0
 
     def __call__(self) -> float:
-        """Say what it shows."""
+        """Return the time that it shows."""
         return self.now
 
 
-class Spied(RecordedConnection):
-    """A connection that records its statements' names, and may be struck before or after one."""
+class WatchedConnection(RecordedConnection):
+    """A connection that records its statements' names, and may be killed before or after one."""
 
     def __init__(self, inner: Connection, bench: Bench) -> None:
         super().__init__(inner)
         self.bench = bench
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
-        """As RecordedConnection."""
-        self.bench.said.append(statement)
-        strike = self.bench.strike
-        return call() if strike is None else strike.around(statement, call)
+        """Record the statement, and kill the session there if a test asks for it."""
+        self.bench.statements.append(statement)
+        kill = self.bench.planned_kill
+        return call() if kill is None else kill.around(statement, call)
 
 
 @dataclass
-class Strike:
+class PlannedKill:
     """Kill a session before its nth statement, or after it, so that only the answer is lost."""
 
-    at: int
+    statements_before: int
     kill: Callable[[], object]
     after: bool
-    fell: str | None = None
+    killed_at: str | None = None
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
-        """Count a statement; is it the one?"""
-        self.at -= 1
-        if self.at != -1:
+        """Run a statement, and kill the session before or after it if it is the chosen one."""
+        self.statements_before -= 1
+        if self.statements_before != -1:
             return call()
-        self.fell = statement
+        self.killed_at = statement
         if not self.after:
             self.kill()
         done = call()
@@ -128,174 +128,188 @@ class Bench:
 
     dotnet: DotNet
     queue: QueueAddress
-    errors: QueueAddress
-    name: str  # of our sessions
-    said: list[str] = field(default_factory=list)  # statements that watched sessions ran
-    strike: Strike | None = None
-    watched: bool = False  # every session that is opened now
-    striking: str | None = None  # the name of sessions that are watched, and struck
-    struck: list[str] = field(default_factory=list)  # statements that a strike fell on
+    error_queue: QueueAddress
+    session_prefix: str  # of the names of our sessions
+    statements: list[str] = field(default_factory=list)  # statements that recorded sessions ran
+    planned_kill: PlannedKill | None = None
+    records_statements: bool = False  # sessions that are opened now record them
+    session_to_kill: str | None = None  # the name of sessions that are killed
+    killed_statements: list[str] = field(default_factory=list)  # at which a session was killed
     _stack: ExitStack = field(default_factory=ExitStack)
-    _desk: Connection | None = None
+    _connection: Connection | None = None
 
     @property
-    def printed(self) -> str:
-        """The queue's canonical address."""
-        return self.desk.printed(self.queue)
+    def queue_address(self) -> str:
+        """The queue's canonical address, as text."""
+        return self.connection.printed(self.queue)
 
     @property
-    def stated(self) -> str:
-        """How options and state tables name the queue; on SQL Server without its database."""
+    def queue_in_options(self) -> str:
+        """The queue's address as options and state tables have it. SQL Server's has no database."""
         return names_of(self.dotnet.url).print_address(self.queue)
 
-    def use_own_name(self) -> str:
-        """Use a queue whose name no other test has; return the name of its drivers' sessions."""
-        self.queue = self.another(f"orders {self.name}")
+    def use_unique_queue(self) -> str:
+        """Use a queue whose name no other test has. Return the name of its drivers' sessions."""
+        self.queue = self.create_queue(f"orders {self.session_prefix}")
         return f"sqlqueue driver {self.queue.table}"
 
     @property
-    def delayed(self) -> QueueAddress:
-        """The queue's table of delayed messages, which need not be there."""
+    def delayed_table(self) -> QueueAddress:
+        """The queue's table of delayed messages, which may not exist."""
         return delayed_of(self.queue)
 
-    def beside(self, table: str) -> QueueAddress:
-        """A table beside the queue, which need not be there."""
+    def table_beside(self, table: str) -> QueueAddress:
+        """The address of a table beside the queue, which may not exist."""
         return QueueAddress(table, self.dotnet.schema)
 
-    def another(self, table: str) -> QueueAddress:
-        """Make a queue beside the queue."""
-        self.dotnet.create(self.beside(table))
-        return self.beside(table)
+    def create_queue(self, table: str) -> QueueAddress:
+        """Create a queue beside the queue, and return its address."""
+        self.dotnet.create(self.table_beside(table))
+        return self.table_beside(table)
 
-    def spoil(self) -> None:
+    def create_bad_destinations(self) -> None:
         """Make tables that cannot be sent to: `archive`, `view`, and `refuses`."""
         do = self.dotnet.dba.do
-        do("archive", self.beside("archive"))
-        do("view", self.beside("view"), to=self.queue)
-        do("refuse", self.another("refuses"))
+        do("archive", self.table_beside("archive"))
+        do("view", self.table_beside("view"), to=self.queue)
+        do("refuse", self.create_queue("refuses"))
 
     def address(self, table: str) -> str:
         """The canonical address of a table beside the queue."""
-        return self.desk.printed(self.beside(table))
+        return self.connection.printed(self.table_beside(table))
 
-    def source(self, **raw: str) -> SourceOptions:
-        """Options of a stream of the queue, or of `queues`, by their public names."""
+    def source_options(self, **raw: str) -> SourceOptions:
+        """Options of a stream of the queue, or of `queues`, given by their public names."""
         given = {"url": self.dotnet.url, "stateSchema": self.dotnet.state}
-        given |= {} if "queues" in raw else {"queue": self.stated}
+        given |= {} if "queues" in raw else {"queue": self.queue_in_options}
         return SourceOptions.parse({**given, "queryTimeout": f"{TIMEOUT:g}s", **raw})
 
-    def sink(self, **raw: str | None) -> SinkOptions:
-        """Options of a writer into the queue; with None for `queue`, of one whose rows name it."""
-        given = {"url": self.dotnet.url, "queue": self.stated, "stateSchema": self.dotnet.state}
+    def sink_options(self, **raw: str | None) -> SinkOptions:
+        """Options of a writer into the queue. With None for `queue` each row names its queue."""
+        given = {
+            "url": self.dotnet.url,
+            "queue": self.queue_in_options,
+            "stateSchema": self.dotnet.state,
+        }
         whole = given | {"queryTimeout": f"{TIMEOUT:g}s"} | raw
         return SinkOptions.parse({name: each for name, each in whole.items() if each is not None})
 
-    def session(self, application: str = "", **raw: str) -> Session:
-        """Give a session of ours; closed at the end of the test."""
-        return self._stack.enter_context(Session(self.source(**raw), f"{self.name} {application}"))
+    def new_session(self, application: str = "", **raw: str) -> Session:
+        """Give a session of the package, which is closed at the end of the test."""
+        return self._stack.enter_context(
+            Session(self.source_options(**raw), f"{self.session_prefix} {application}")
+        )
 
-    def open(self, application: str = "", **raw: str) -> Connection:
-        """Open a connection."""
-        return self.session(application, **raw).open()
+    def open_connection(self, application: str = "", **raw: str) -> Connection:
+        """Open a connection in a new session."""
+        return self.new_session(application, **raw).open()
 
     @property
-    def desk(self) -> Connection:
-        """A connection for all that needs none of its own."""
-        if self._desk is None:
-            self._desk = self.open("desk")
-        return self._desk
+    def connection(self) -> Connection:
+        """A connection for statements that need no session of their own."""
+        if self._connection is None:
+            self._connection = self.open_connection("shared")
+        return self._connection
 
     def transaction(self) -> AbstractContextManager[None]:
-        """Begin a transaction of the desk."""
-        return transaction(self.desk, timeout=TIMEOUT)
+        """Begin a transaction of the shared connection."""
+        return transaction(self.connection, timeout=TIMEOUT)
 
-    def loop(self, clock: Clock | None = None, **raw: str) -> StreamDriver:
-        """Give the driver's side of a stream, as a fresh process has it; its clock stands still."""
-        made = StreamDriver(self.source(**raw), clock or Clock(), checks.at_start)
+    def stream_driver(self, clock: Clock | None = None, **raw: str) -> StreamDriver:
+        """Give the driver of a stream, as a new process has it. Its clock stands still."""
+        made = StreamDriver(self.source_options(**raw), clock or Clock(), doctor.at_start)
         self._stack.callback(made.close)
         return made
 
     @contextmanager
-    def login(self, *rights: str) -> Iterator[tuple[Login, Connection]]:
-        """Give a login that has what it was granted on the queue, and a connection of it."""
+    def login_with_rights(self, *rights: str) -> Iterator[tuple[Login, Connection]]:
+        """Give a login with these rights on the queue, and a connection of that login."""
         made = self.dotnet.dba.login()
         try:
             for right in rights:
                 self.dotnet.dba.grant(made, right, self.queue)
-            with self.session("login", url=made.url) as session:
+            with self.new_session("login", url=made.url) as session:
                 yield made, session.open()
         finally:
             self.dotnet.dba.drop_login(made)
 
-    def thread(self, work: Callable[[], Any]) -> Future[Any]:
-        """Run beside the test."""
+    def run_in_thread(self, work: Callable[[], Any]) -> Future[Any]:
+        """Run a function in a thread beside the test."""
         pool = self._stack.enter_context(ThreadPoolExecutor(1))
         return pool.submit(work)
 
-    def strikes(self, name: str | None = None) -> Iterator[tuple[Session, bool]]:
-        """Kill sessions before each statement, then so that only the answer of a commit is lost."""
-        self.struck.clear()
+    def kill_at_each_statement(self, name: str | None = None) -> Iterator[tuple[Session, bool]]:
+        """
+        Give sessions that are killed before each statement in turn.
+
+        Then answers of commits are lost.
+        """
+        self.killed_statements.clear()
         places = [(0, False)]
         for at, after in places:
-            application = f"struck {at} {after}"
-            self.striking = name or f"{self.name} {application}"
-            self.strike = Strike(at, partial(self.dotnet.kill, self.striking), after)
-            yield self.session(application), after
+            application = f"killed {at} {after}"
+            self.session_to_kill = name or f"{self.session_prefix} {application}"
+            self.planned_kill = PlannedKill(
+                at, partial(self.dotnet.kill, self.session_to_kill), after
+            )
+            yield self.new_session(application), after
             if after:
                 continue
-            if self.strike.fell is not None:
-                self.struck.append(self.strike.fell)
+            if self.planned_kill.killed_at is not None:
+                self.killed_statements.append(self.planned_kill.killed_at)
                 places.append((at + 1, False))
             else:
-                places += [(at, True) for at, each in enumerate(self.struck) if each == "commit"]
-        self.strike = self.striking = None
+                places += [
+                    (at, True) for at, each in enumerate(self.killed_statements) if each == "commit"
+                ]
+        self.planned_kill = self.session_to_kill = None
 
     def close(self) -> None:
         """End all sessions."""
         self._stack.close()
 
     def new_stream(self, *, acked: int = 0) -> str:
-        """Make a stream's row, its batches up to `acked` closed."""
+        """Make the row of a stream whose batches up to `acked` are closed, and return its id."""
         stream = str(uuid.uuid4())
         with self.transaction():
-            self.desk.run(
-                "new_stream", stream=stream, queue_name=self.who.queue, driver=self.who.driver
+            self.connection.run(
+                "new_stream", stream=stream, queue_name=self.claim.queue, driver=self.claim.driver
             )
         for batch in range(1, acked + 1):
-            self.plan(stream, batch)
-            self.ack(stream, batch)
+            self.store_empty_plan(stream, batch)
+            self.acknowledge(stream, batch)
         return stream
 
-    def plan(self, stream: str, batch: int) -> None:
-        """Give a batch a plan without tasks."""
+    def store_empty_plan(self, stream: str, batch: int) -> None:
+        """Store a plan without tasks for a batch."""
         with self.transaction():
-            self.desk.run("store_plan", stream=stream, batch=batch, plan=write_plan(()))
+            self.connection.run("store_plan", stream=stream, batch=batch, plan=write_plan(()))
 
     @property
-    def who(self) -> Claim:
+    def claim(self) -> Claim:
         """The one driver of `new_stream`'s streams."""
-        return Claim(options=self.source(), driver="the driver")
+        return Claim(options=self.source_options(), driver="the driver")
 
-    def ack(self, stream: str, batch: int) -> Acknowledged:
+    def acknowledge(self, stream: str, batch: int) -> Closed:
         """Acknowledge a batch, as the driver of `new_stream`."""
         with self.transaction():
             end = Offset(stream=stream, batch=batch)
-            return acknowledge(self.desk, end, replace(self.who, stream=stream))
+            return acknowledge(self.connection, end, replace(self.claim, stream=stream))
 
-    def return_(self, stream: str, *, batch: int = 1, task: int = 0) -> int:
-        """Return a receipt as the operator's command does."""
+    def return_receipt(self, stream: str, *, batch: int = 1, task: int = 0) -> int:
+        """Return a receipt to the queue, as the operator's command does."""
         with self.transaction():
-            return return_(self.desk, (stream, batch, task), self.queue)
+            return return_receipt(self.connection, (stream, batch, task), self.queue)
 
-    def drop(self, stream: str, *, batch: int = 1) -> int:
+    def drop_receipt(self, stream: str, *, batch: int = 1) -> int:
         """Drop a receipt as the operator's command does."""
         with self.transaction():
-            return drop(self.desk, (stream, batch, 0))
+            return drop_receipt(self.connection, (stream, batch, 0))
 
     def task(self, stream: str | None, *, batch: int = 1, task: int = 0, **limits: Any) -> Task:
         """Give a task over the whole queue; `limits` are fields of the task or of its options."""
         names = limits.keys() - {each.name for each in fields(Task)}
-        options = replace(self.source(), **{name: limits.pop(name) for name in names})
+        options = replace(self.source_options(), **{name: limits.pop(name) for name in names})
         whole = Task(
             queue=self.queue,
             stream=stream,
@@ -314,34 +328,43 @@ class Bench:
         connection: Connection | None = None,
         spark_batch: SparkBatch = NO_SPARK_BATCH,
     ) -> pa.Table:
-        """Run a task as an executor does, once."""
-        return receive(connection or self.desk, task, spark_batch=spark_batch)
+        """Run a task once, as an executor does."""
+        return receive(connection or self.connection, task, spark_batch=spark_batch)
 
     @contextmanager
-    def running(self, task: Task, application: str) -> Iterator[pa.Table]:
-        """Run a task in a session of its own; its receipt and commit come after the block."""
-        connection = self.open(application)
+    def uncommitted_task(self, task: Task, application: str) -> Iterator[pa.Table]:
+        """Run a task in a session of its own, and commit it with its receipt after the block."""
+        connection = self.open_connection(application)
         connection.begin()
-        fence(connection, task)
+        stream, *_ = task.key
+        read_fence(connection, stream, NO_SPARK_BATCH, connection.printed(task.queue))
         connection.run("begin_receipt", **receipt_values(task.key))
         kept = divert(connection, task, take(connection, task), {})
         yield kept.rows
         save(connection, task, kept, SparkBatch())
         connection.run("commit")
 
-    def batch(self, loop: StreamDriver, start: Offset = INITIAL) -> tuple[Offset, list[pa.Table]]:
-        """Plan and receive the batch after `start`; the same offset means there was none."""
-        end = loop.latest(start)
-        return end, [] if end == start else [self.receive(task) for task in loop.tasks(end)]
+    def run_batch(
+        self, driver: StreamDriver, start: Offset = INITIAL
+    ) -> tuple[Offset, list[pa.Table]]:
+        """Plan and receive the batch after `start`. The same offset means that there was none."""
+        end = driver.latest(start)
+        return end, [] if end == start else [self.receive(task) for task in driver.tasks(end)]
 
-    def drain(self, loop: StreamDriver, start: Offset = INITIAL) -> list[bytes]:
-        """Run micro-batches as AvailableNow does, until the offset stays; the bodies got."""
-        return [body for tables in self.batches(loop, start) for body in bodies(*tables)]
+    def drain(self, driver: StreamDriver, start: Offset = INITIAL) -> list[bytes]:
+        """Run micro-batches as AvailableNow does, until the offset stays. Return the bodies."""
+        return [body for tables in self.run_batches(driver, start) for body in bodies(*tables)]
 
-    def batches(self, loop: StreamDriver, start: Offset = INITIAL) -> Iterator[list[pa.Table]]:
-        """Run micro-batches as AvailableNow does, until the offset stays."""
+    def run_batches(
+        self, driver: StreamDriver, start: Offset = INITIAL
+    ) -> Iterator[list[pa.Table]]:
+        """
+        Run micro-batches as AvailableNow does, until the offset stays.
+
+        Yield the rows of each.
+        """
         for _ in range(50):
-            end, tables = self.batch(loop, start)
+            end, tables = self.run_batch(driver, start)
             if end == start:
                 return
             start = end
@@ -349,52 +372,56 @@ class Bench:
         message = "there was no end after 50 batches"
         raise AssertionError(message)
 
-    def seqs(self) -> list[int]:
-        """What waits."""
+    def waiting_seqs(self) -> list[int]:
+        """The seqs of what waits in the queue."""
         return [row.seq for row in self.dotnet.rows(self.queue)]
 
-    def bodies(self, queue: QueueAddress | str | None = None) -> list[bytes | None]:
-        """The bodies of what waits, in the queue or in another."""
+    def waiting_bodies(self, queue: QueueAddress | str | None = None) -> list[bytes | None]:
+        """The bodies of what waits in the queue, or in another one."""
         if isinstance(queue, str):
-            queue = self.beside(queue)
+            queue = self.table_beside(queue)
         return [row.body for row in self.dotnet.rows(queue or self.queue)]
 
-    def failures(self) -> dict[bytes | None, dict[str, str]]:
-        """Headers of what the error queue holds, by body; each body is there once."""
-        rows = self.dotnet.rows(self.errors)
+    def error_queue_headers(self) -> dict[bytes | None, dict[str, str]]:
+        """Headers of the messages in the error queue, by body. Each body must be there once."""
+        rows = self.dotnet.rows(self.error_queue)
         found = {row.body: json.loads(row.headers or "") for row in rows}
         assert len(found) == len(rows)
         assert {row.expires for row in rows} <= {None}
         return found
 
 
-def bench_of(dotnet: DotNet) -> Bench:
+def create_bench(dotnet: DotNet) -> Bench:
     """Make a queue and an error queue."""
     queue, errors = (QueueAddress(name, dotnet.schema) for name in ("orders", "error"))
     dotnet.create(queue)
     dotnet.create(errors)
-    return Bench(dotnet, queue, errors, name=secrets.token_hex(4))
+    return Bench(dotnet, queue, errors, session_prefix=secrets.token_hex(4))
 
 
 @pytest.fixture
 def bare(dotnet: DotNet) -> Iterator[Bench]:
     """Give a queue and an error queue, and no state tables."""
-    bench = bench_of(dotnet)
+    bench = create_bench(dotnet)
     yield bench
     bench.close()
 
 
 @pytest.fixture
 def bench(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """Give the same with state tables; sessions opened while `watched` are counted and struck."""
-    connection = bare.desk
+    """
+    Give a bench with state tables.
+
+    Sessions that are opened while it watches record their statements.
+    """
+    connection = bare.connection
     schema.install(connection)
     connect = database.dialect_of(bare.dotnet.url).connect
 
     def watch(*args: Any, application: str, **named: Any) -> Any:
         made = connect(*args, application=application, **named)
-        struck = bare.striking is not None and bare.striking in application
-        return Spied(made, bare) if bare.watched or struck else made
+        is_killed = bare.session_to_kill is not None and bare.session_to_kill in application
+        return WatchedConnection(made, bare) if bare.records_statements or is_killed else made
 
     monkeypatch.setattr(database.dialect_of(bare.dotnet.url), "connect", watch)
     return bare
@@ -402,6 +429,6 @@ def bench(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 @pytest.fixture
 def impatient() -> Iterator[None]:
-    """Retry as often as in earnest, without the pauses."""
+    """Retry as often as a real session, but without the pauses."""
     with stamina.set_testing(testing=True, attempts=7, cap=True):
         yield

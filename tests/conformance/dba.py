@@ -1,8 +1,8 @@
 """
 The DBA beside an endpoint: what someone with all rights does to queues, state tables and logins.
 
-One verb for each thing that a test needs done, so that a test reads the same for every database.
-What is said differently is in the texts of the transports, or as a whole in shapes.py.
+Each method is one thing that a test needs, so that a test reads the same for every database. The
+texts that differ between databases are those of the transports, or are in shapes.py.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Login:
 
 
 def as_login(url: str, name: str, password: str) -> Login:
-    """The same place, entered by another."""
+    """The url of the same database for another login."""
     parts = urlsplit(url)
     place = parts.netloc.rpartition("@")[2]
     user = f"{name}:{quote(password, safe='')}"
@@ -90,15 +90,15 @@ class DBA:
         self.do("poison", queue, before=0, many=messages, expired=expired)
 
     def set_expires(self, queue: QueueAddress, row: uuid.UUID, moment: datetime) -> None:
-        """Let a message expire at a moment in UTC."""
+        """Set a message's expiry to a moment in UTC."""
         self.do("set_expires", queue, moment=moment.isoformat(sep=" "), row=str(row))
 
     def lifetimes(self, queue: QueueAddress) -> list[float | None]:
-        """For how many seconds messages live from now, by seq."""
+        """The seconds that each message has left to live, by seq."""
         return [row[0] for row in self.do("lifetimes", queue)]
 
     def closed(self, queue: QueueAddress) -> Any:
-        """Lock a queue against whoever would send to it, as long as the block lasts."""
+        """Lock a queue against all who would send to it, as long as the block lasts."""
         return self.dotnet.holding("closed", queue)
 
     def _state(self, text: str, table: str, values: dict[str, Any], link: str = ", ") -> None:
@@ -112,7 +112,7 @@ class DBA:
         self._state("UPDATE {queue} SET [pairs]", table, values)
 
     def forget(self, table: str, **where: Any) -> None:
-        """Delete rows of a state table, those that have these values."""
+        """Delete the rows of a state table that have these values."""
         self._state("DELETE FROM {queue} WHERE [pairs]", table, where, " AND ")
 
     def insert(self, table: str, **values: Any) -> None:
@@ -122,7 +122,7 @@ class DBA:
         self._state(f"INSERT INTO {{queue}} ({columns}) VALUES ({marks})", table, values)
 
     def age(self, table: str, column: str, *, hours: int) -> None:
-        """Let what a state table records have been so much earlier."""
+        """Move the times in a column of a state table back by some hours."""
         earlier = self.dotnet.earlier.format(column, hours)
         self._state(f"UPDATE {{queue}} SET {column} = {earlier}", table, {})
 
@@ -130,7 +130,11 @@ class DBA:
         self.dotnet.drop_schema(name)
 
     def login(self, **more: str) -> Login:
-        """Make a login that may do nothing; `more`: its `password`; `all`, to let it do all."""
+        """
+        Make a login without rights.
+
+        `more` may have its `password`, and `all` to give it all rights.
+        """
         name, password = f"role_{secrets.token_hex(4)}", more.get("password", "secret-A1")
         literal = "'" + password.replace("'", "''") + "'"
         self.run(self.shapes.login.format(name=name, literal=literal))
@@ -139,22 +143,22 @@ class DBA:
         return as_login(self.dotnet.url, name, password)
 
     def admit(self, login: Login, schema: str) -> None:
-        """Let a login see what a schema holds, where that is a right of its own."""
+        """Let a login see what is in a schema, where the database has a right for that."""
         if "schema" in self.shapes.rights:
             self.run(self.shapes.rights["schema"].format(schema=schema, role=login.name))
 
     def enlist(self, login: Login) -> None:
-        """Give a login what the team of the state schema may do there."""
+        """Give a login the rights of the team to which the state schema belongs."""
         text = self.shapes.rights["state tables"]
         self.run(text.format(state=self.dotnet.state, role=login.name))
 
     def grant(self, login: Login, right: str, queue: QueueAddress) -> None:
-        """Give a right on a queue, with what this database asks for beside it."""
+        """Give a right on a queue, and what this database asks for in addition."""
         self.on(queue, f"GRANT {right} ON {{queue}} TO {login.name}")
         self.admit(login, str(queue.schema))
         if right == "INSERT" and "use_numbers" in self.dotnet.texts:
             self.on(queue, self.dotnet.texts["use_numbers"].replace("[login]", login.name))
 
     def drop_login(self, login: Login) -> None:
-        """Take the login away with its rights."""
+        """Drop the login with its rights."""
         self.run(self.shapes.drop_login.format(name=login.name))

@@ -1,7 +1,7 @@
 """
-What is said differently to each database: tables of other releases, faults, rights, addresses.
+What differs between the databases: tables of other releases, faults, rights, addresses.
 
-A test takes its cases by name from both; a case that one database alone has is marked so.
+A test takes its cases by name from both. A case that only one database has is marked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks: each thing that can be wrong is made so, found, fixed by what the finding says, gone."""
+"""Checks: each fault is made, found, and fixed by the statements of its finding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recorded_connection import RecordedConnection
 from servers import only
 from waiting import until
 
-from sqlq_spark.admin import checks, problems
+from sqlq_spark.admin import doctor, queue_checks
 from sqlq_spark.database import schema
 from sqlq_spark.errors import (
     NotAQueue,
@@ -19,7 +19,7 @@ from sqlq_spark.errors import (
     RightMissing,
     StatementRefused,
 )
-from sqlq_spark.receive.offset import INITIAL
+from sqlq_spark.receive.batch import INITIAL
 from sqlq_spark.wire.address import QueueAddress
 
 from .conftest import Bench, bodies
@@ -29,19 +29,19 @@ from .transports import cases
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sqlq_spark.admin.problems import Finding
+    from sqlq_spark.admin.queue_checks import Finding
 
 
 def look(bench: Bench, queue: QueueAddress | None = None) -> list[Finding]:
     """What is wrong with a queue, as the doctor sees it."""
-    found = checks.of_any_queue(bench.desk, queue or bench.queue)
+    found = doctor.of_any_queue(bench.connection, queue or bench.queue)
     return [each for each in found if each.is_problem]
 
 
 def wrong(bench: Bench, queue: QueueAddress | None = None) -> Finding:
     """The one thing that is wrong."""
     (found,) = look(bench, queue)
-    assert found.where == bench.desk.printed(queue or bench.queue)
+    assert found.where == bench.connection.printed(queue or bench.queue)
     return found
 
 
@@ -52,7 +52,7 @@ def run(bench: Bench, text: str) -> None:
 
 @pytest.mark.parametrize("name", cases("wrong"))
 def test_what_is_wrong_is_found_and_its_fix_works(bare: Bench, name: str) -> None:
-    """The statements can be run as they stand; what else there is stays right."""
+    """The proposed statements can be run as they are printed, and break nothing else."""
     state = bare.dotnet.dba.shapes.wrong[name]
     bare.dotnet.dba.on(bare.queue, state.make)
 
@@ -68,7 +68,7 @@ def test_what_is_wrong_is_found_and_its_fix_works(bare: Bench, name: str) -> Non
 
 @only("postgresql", "an index that is built beside the traffic and may be left half done")
 def test_an_index_that_failed_to_build_is_no_index(bare: Bench) -> None:
-    """CONCURRENTLY leaves one behind, which is not used."""
+    """CREATE INDEX CONCURRENTLY leaves an index behind that the server does not use."""
     bare.dotnet.dba.on(bare.queue, "ALTER TABLE {queue} DROP CONSTRAINT orders_seq_key")
     bare.dotnet.send_many(bare.queue, [b"1", b"2"])
     bare.dotnet.dba.on(bare.queue, "UPDATE {queue} SET seq = 1")
@@ -96,9 +96,9 @@ CREATE INDEX ON "{schema}"."orders.Delayed" (due) WHERE due > '2000-01-01'"""
 def test_the_delayed_table_is_checked(bare: Bench, make: str, name: str, severity: str) -> None:
     """Nothing is wrong without the table, and with one as we make it."""
     assert look(bare) == []
-    schema.create_delayed(bare.desk, bare.queue)
+    schema.create_delayed(bare.connection, bare.queue)
     assert look(bare) == []
-    table = bare.desk.printed(bare.delayed)
+    table = bare.connection.printed(bare.delayed_table)
     run(bare, make.format(table=table, schema=bare.dotnet.schema))
 
     (found,) = look(bare)
@@ -109,7 +109,7 @@ def test_the_delayed_table_is_checked(bare: Bench, make: str, name: str, severit
 
 
 def test_expiring_messages_ask_for_an_index(bare: Bench) -> None:
-    """Only where there are some; on PostgreSQL only in a table that takes a while to read."""
+    """The index is proposed where messages expire, on PostgreSQL only in a large table."""
     dba = bare.dotnet.dba
     if bare.dotnet.makes_expires_index:
         dba.do("unindex_expires", bare.queue)
@@ -127,13 +127,13 @@ def test_expiring_messages_ask_for_an_index(bare: Bench) -> None:
 
 
 def test_what_a_login_may_not_see_is_noted_and_no_fix_grants_a_state_schema(bare: Bench) -> None:
-    """It may be another team's. Without a right old transactions of others are not found."""
-    schema.install(bare.open("install", stateSchema=str(bare.queue.schema)))
-    with bare.login() as (login, connection):
-        findings = checks.of_any_queue(connection, bare.queue)
-        (found,) = checks.of_server(connection)
+    """The schema may be another team's. Without a right, old transactions stay unknown."""
+    schema.install(bare.open_connection("install", stateSchema=str(bare.queue.schema)))
+    with bare.login_with_rights() as (login, connection):
+        findings = doctor.of_any_queue(connection, bare.queue)
+        (found,) = doctor.of_server(connection)
         run(bare, found.fix)
-        assert checks.of_server(connection) == []
+        assert doctor.of_server(connection) == []
 
     fixes = [each.fix for each in findings if each.name.endswith("_right")]
     assert fixes
@@ -148,7 +148,7 @@ class Forbidden(RecordedConnection):
     asked = 0
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
-        """As RecordedConnection; the first look fails."""
+        """Run the statement, but let the first look at sessions fail."""
         self.asked += statement == "check_server"
         if statement == "check_server" and self.asked == 1:
             raise RightMissing(statement=statement, reason="not allowed", fix="GRANT VIEW")
@@ -156,25 +156,29 @@ class Forbidden(RecordedConnection):
 
 
 def test_a_server_that_refuses_to_show_sessions_stops_no_stream(bare: Bench) -> None:
-    """It is a note with the fix. What needs no right is checked again, without the sessions."""
-    doctor, start = Forbidden(bare.desk), Forbidden(bare.desk)
+    """The finding is a note with a fix. The other checks run again, without the sessions."""
+    operator, start = Forbidden(bare.connection), Forbidden(bare.connection)
 
-    (note,) = checks.of_server(doctor)
-    checks.at_start(start, bare.source())
+    (note,) = doctor.of_server(operator)
+    doctor.at_start(start, bare.source_options())
 
     assert (note.name, note.severity, note.fix) == ("sessions_right", "note", "GRANT VIEW")
-    assert (doctor.asked, start.asked) == (2, 2)
+    assert (operator.asked, start.asked) == (2, 2)
 
 
 def old(bench: Bench) -> list[Finding]:
-    """Transactions that are open, of sessions of this test."""
-    found = checks.of_server(bench.desk, older=0.0)
-    return [each for each in found if bench.name in each.found]
+    """Findings of open transactions, of sessions of this test."""
+    found = doctor.of_server(bench.connection, older=0.0)
+    return [each for each in found if bench.session_prefix in each.found]
 
 
 def test_a_transaction_that_stays_open_is_found_and_can_be_ended(bench: Bench) -> None:
-    """By its process, application and age; one that pins nothing is no matter."""
-    other = bench.open("idler")
+    """
+    The finding names its session and its age, and the fix ends the session.
+
+    A transaction that holds nothing back is not reported.
+    """
+    other = bench.open_connection("idler")
     other.begin()
     assert old(bench) == []
     other.run("new_stream", stream="x", queue_name="q", driver="d")
@@ -183,9 +187,9 @@ def test_a_transaction_that_stays_open_is_found_and_can_be_ended(bench: Bench) -
 
     assert (found.name, found.severity) == ("old_transaction", "warning")
     assert re.search(r"has had a transaction open for \d", found.found)
-    assert checks.of_server(bench.desk) == []  # ten minutes
+    assert doctor.of_server(bench.connection) == []  # ten minutes
     run(bench, found.fix)
-    until(lambda: bench.dotnet.sessions(f"{bench.name} idler"), 0)
+    until(lambda: bench.dotnet.sessions(f"{bench.session_prefix} idler"), 0)
     assert old(bench) == []
 
 
@@ -197,7 +201,7 @@ PARTS = [
 
 @only("postgresql", "the catalogue that the test reads")
 def test_a_state_table_or_index_that_is_missing_is_found(bench: Bench) -> None:
-    """Its statement makes it as it was; an install leaves the others as they are."""
+    """The fix makes it as it was. An install leaves the other tables as they are."""
     state = bench.dotnet.state
     tables = [QueueAddress(part, state) for part in PARTS if not part.endswith("_query")]
 
@@ -208,26 +212,26 @@ def test_a_state_table_or_index_that_is_missing_is_found(bench: Bench) -> None:
     for part in PARTS:
         kind = "INDEX" if part.endswith("_query") else "TABLE"
         run(bench, f'DROP {kind} "{state}".{part}')
-        (found,) = checks.of_state(bench.desk)
+        (found,) = doctor.of_state(bench.connection)
         run(bench, found.fix)
 
         assert part in found.found
-        assert checks.of_state(bench.desk) == []
+        assert doctor.of_state(bench.connection) == []
         assert made() == before, part
 
 
 def test_a_stream_warns_once_for_each_queue(bare: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """With the fix, in which a hostile name is quoted, when its driver first works."""
-    queues = [bare.queue, bare.another('x"; DROP TABLE orders; --%s]')]
+    """The first look at a queue warns. The fix quotes a hostile name."""
+    queues = [bare.queue, bare.create_queue('x"; DROP TABLE orders; --%s]')]
     shapes = bare.dotnet.dba.shapes
     for queue in queues:
         bare.dotnet.dba.on(queue, shapes.wrong[shapes.hurt].make)
         bare.dotnet.send_many(queue, [b"1", b"2"])
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
-    names = [bare.desk.printed(queue) for queue in queues]
+    names = [bare.connection.printed(queue) for queue in queues]
     raw = {"maxMessagesPerTrigger": "2", "maxConcurrency": "1", "transactionMode": "none"}
 
-    got = bare.drain(bare.loop(None, queues=", ".join(names), **raw))
+    got = bare.drain(bare.stream_driver(None, queues=", ".join(names), **raw))
 
     assert sorted(got) == [b"1", b"1", b"2", b"2"]
     texts = [record.getMessage() for record in caplog.records]
@@ -240,10 +244,10 @@ def test_a_stream_warns_once_for_each_queue(bare: Bench, caplog: pytest.LogCaptu
 
 
 def test_an_error_queue_that_takes_no_message_ends_a_stream_at_its_start(bare: Bench) -> None:
-    """Absent, or no queue: before a message is received, not at the first poison message."""
-    errors = bare.beside("absent")
+    """An absent table, or one that is no queue, is an error before a message is received."""
+    errors = bare.table_beside("absent")
     bare.dotnet.send(bare.queue)
-    loop = bare.loop(errorQueue=bare.address("absent"), transactionMode="none")
+    loop = bare.stream_driver(errorQueue=bare.address("absent"), transactionMode="none")
 
     with pytest.raises(QueueNotFound, match=r"absent.*sqlqueue create"):
         loop.latest(INITIAL)
@@ -272,19 +276,19 @@ NO_SIGNS = [
 
 @pytest.mark.parametrize("headers", SIGNS)
 def test_signs_of_an_owner(bare: Bench, headers: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A stream warns, unless the option silences it; what was handled elsewhere is no sign."""
+    """A stream warns about them unless warnIfShared=false. Failures of other queues are no sign."""
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
 
     def starting(**raw: str) -> str:
         caplog.clear()
-        checks.at_start(bare.desk, bare.source(**raw))
+        doctor.at_start(bare.connection, bare.source_options(**raw))
         return caplog.text
 
     for each in NO_SIGNS:
         bare.dotnet.send(bare.queue, headers=each)
     assert "shared_queue" not in starting()
     with bare.transaction():
-        assert problems.of_owner(bare.desk, bare.queue) == []
+        assert queue_checks.of_owner(bare.connection, bare.queue) == []
     for _ in range(2):
         bare.dotnet.send(bare.queue, headers=headers)
 
@@ -300,10 +304,10 @@ def test_signs_of_an_owner(bare: Bench, headers: str, caplog: pytest.LogCaptureF
 
 def test_the_fix_of_poison_is_that_of_its_queue(bench: Bench) -> None:
     """No stream reads an error queue: `errorQueue` would not move what is there."""
-    for queue in (bench.queue, bench.errors):
+    for queue in (bench.queue, bench.error_queue):
         bench.dotnet.send(queue, "[]")
 
-    fixes = [wrong(bench, queue).fix for queue in (bench.queue, bench.errors)]
+    fixes = [wrong(bench, queue).fix for queue in (bench.queue, bench.error_queue)]
 
     assert ["set errorQueue" in fix for fix in fixes] == [True, False]
     assert ['"Poison messages"' in fix for fix in fixes] == [False, True]
@@ -314,8 +318,8 @@ COPIED = "INSERT INTO {queue} (id, headers, seq) SELECT gen_random_uuid(), '{}',
 
 @only("postgresql", "rows that are inserted with their seq")
 def test_the_error_of_a_seq_that_is_taken_leads_to_the_fix(bench: Bench) -> None:
-    """After a copy of rows each send fails until the sequence is set; poison gets past them."""
-    for queue in (bench.queue, bench.errors):
+    """After a copy of rows each send fails until the sequence is set. Poison gets past them."""
+    for queue in (bench.queue, bench.error_queue):
         bench.dotnet.dba.on(queue, f"{COPIED} FROM generate_series(1, 500) AS n")
     staged = stage(bench, chunk(b"ours"))
     bench.dotnet.dba.on(bench.queue, "UPDATE {queue} SET headers = '[]' WHERE seq = 500")
@@ -323,16 +327,16 @@ def test_the_error_of_a_seq_that_is_taken_leads_to_the_fix(bench: Bench) -> None
     with pytest.raises(StatementRefused) as sent:
         dispatch(bench, staged)
 
-    assert f"the sequence of {bench.printed} is behind" in str(sent.value)
+    assert f"the sequence of {bench.queue_address} is behind" in str(sent.value)
     (found,) = [each for each in look(bench, bench.queue) if each.name == "sequence_behind"]
     assert found.fix.startswith("SELECT setval('")
     run(bench, found.fix)
     assert look(bench, bench.queue) == []
     assert dispatch(bench, staged) == 1
     assert bench.dotnet.rows(bench.queue)[-1].seq == 501
-    assert bench.receive(bench.task(None, error_address=bench.errors)).num_rows == 500
-    assert bench.dotnet.rows(bench.errors)[-1].seq == 501
-    assert [each.name for each in look(bench, bench.errors)] == []
+    assert bench.receive(bench.task(None, error_address=bench.error_queue)).num_rows == 500
+    assert bench.dotnet.rows(bench.error_queue)[-1].seq == 501
+    assert [each.name for each in look(bench, bench.error_queue)] == []
 
 
 @only("postgresql", "a column whose numbers end early")
@@ -340,7 +344,7 @@ def test_the_error_of_a_seq_that_is_taken_leads_to_the_fix(bench: Bench) -> None
 def test_a_sequence_is_not_set_near_the_end_of_its_type(
     bare: Bench, last: int, *, is_far: bool
 ) -> None:
-    """One row far ahead uses up no seqs: the row is shown, and no change of type is proposed."""
+    """One row far ahead uses up no seqs. It is shown, and no change of type is proposed."""
     bare.dotnet.send(bare.queue)
     bare.dotnet.dba.on(bare.queue, COPIED.replace(" n", f" {last}"))
 
@@ -358,7 +362,7 @@ def test_a_sequence_is_not_set_near_the_end_of_its_type(
 
 @only("postgresql", "a table that another maker of queues makes")
 def test_a_sequence_behind_is_found_where_seqs_repeat(bare: Bench) -> None:
-    """No send fails there; the numbers repeat."""
+    """Sends do not fail there, but the sequence gives out the same seqs again."""
     bare.dotnet.dba.on(
         bare.queue,
         "ALTER TABLE {queue} DROP CONSTRAINT orders_seq_key;"
@@ -373,10 +377,10 @@ def test_a_sequence_behind_is_found_where_seqs_repeat(bare: Bench) -> None:
 
 @only("postgresql", "rights on a sequence")
 def test_a_login_that_may_not_see_the_sequence_gets_no_guess(bare: Bench) -> None:
-    """What it cannot see is not behind."""
+    """A sequence that the login cannot see is not reported as behind."""
     bare.dotnet.dba.on(bare.queue, f"{COPIED} FROM generate_series(1, 500) AS n")
 
-    with bare.login("SELECT, DELETE, UPDATE") as (_, connection):
-        found = checks.of_any_queue(connection, bare.queue)
+    with bare.login_with_rights("SELECT, DELETE, UPDATE") as (_, connection):
+        found = doctor.of_any_queue(connection, bare.queue)
 
     assert [each for each in found if each.name == "sequence_behind"] == []

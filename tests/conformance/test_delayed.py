@@ -1,4 +1,4 @@
-"""Delayed delivery: stored by the sink, moved when due, beside endpoints and in any zone."""
+"""Delayed delivery: the sink stores messages, and movers move what is due, in any time zone."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from recorded_connection import RecordedConnection
 from servers import only
 
 from sqlq_spark.errors import BadOption, DelayedQueueNotFound, MissingOption
+from sqlq_spark.receive.due import Moved, Mover
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import insert
-from sqlq_spark.send.delayed import Moved, Mover
-from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW
+from sqlq_spark.send.chunk import CHUNK_DELAYS, CHUNK_ROW
 from sqlq_spark.wire.address import delayed_of
 from sqlq_spark.wire.headers import FORWARD_DESTINATION, dumps
 
-from .conftest import TIMEOUT, Bench, Clock, bench_of, bodies
+from .conftest import TIMEOUT, Bench, Clock, bodies, create_bench
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -37,35 +37,35 @@ PAST, FUTURE = datetime(1, 1, 1), datetime(2345, 6, 7, 8, 9, 10, 111213)  # noqa
 @pytest.fixture
 def bench(bench: Bench) -> Bench:
     """Give a queue with its table of delayed messages, made by the endpoint."""
-    bench.dotnet.create_delayed(bench.delayed)
+    bench.dotnet.create_delayed(bench.delayed_table)
     return bench
 
 
 def mover(bench: Bench, **raw: str) -> Mover:
-    options = bench.source(**raw)
+    options = bench.source_options(**raw)
     return Mover(options.address, options)
 
 
 def move(bench: Bench, most: int = 100, **raw: str) -> Moved:
     """Move what is due, once."""
-    return mover(bench, **raw).move(bench.desk, most)
+    return mover(bench, **raw).move(bench.connection, most)
 
 
 def store_due(bench: Bench, messages: int) -> list[bytes]:
     """Let the endpoint delay messages that are due by now, in their order."""
     sent = [b"%d" % at for at in range(messages)]
     for at, body in enumerate(sent):
-        bench.dotnet.store(bench.delayed, body=body, delay=at - messages - 1)
+        bench.dotnet.store(bench.delayed_table, body=body, delay=at - messages - 1)
     return sent
 
 
 def waiting(bench: Bench) -> list[bytes | None]:
-    """The bodies of what waits to be due."""
-    return [row.body for row in bench.dotnet.delayed_rows(bench.delayed)]
+    """The bodies of the delayed messages."""
+    return [row.body for row in bench.dotnet.delayed_rows(bench.delayed_table)]
 
 
 def chunk(*rows: dict[str, Any]) -> pa.Table:
-    """Make a chunk; each row has what it says, and a body."""
+    """Make a chunk. Each row has the given columns, and a body."""
     fields = [*CHUNK_ROW, *CHUNK_DELAYS.values()]
     full = [{"headers": "{}", "body": b"%d" % at} | row for at, row in enumerate(rows)]
     used = [at for at in fields if at.name in CHUNK_ROW.names or any(at.name in r for r in full)]
@@ -74,30 +74,33 @@ def chunk(*rows: dict[str, Any]) -> pa.Table:
 
 def dispatch(bench: Bench, *chunks: pa.Table, **raw: str) -> int:
     """Stage and send, exactly once."""
-    staged = send.stage(bench.session("stage"), chunks, sink=secrets.token_hex(4), batch=0)
-    return send.dispatch(bench.desk, [staged], bench.sink(**raw))
+    staged = send.stage(bench.new_session("stage"), chunks, sink=secrets.token_hex(4), sink_batch=0)
+    return send.dispatch(bench.connection, [staged], bench.sink_options(**raw))
 
 
 def send_now(bench: Bench, *chunks: pa.Table, **raw: str) -> None:
     """Send at once, at least once."""
-    insert.send_now(bench.session("send"), chunks, bench.sink(**raw))
+    insert.send_now(bench.new_session("send"), chunks, bench.sink_options(**raw))
 
 
 @pytest.mark.parametrize("way", [dispatch, send_now])
 def test_a_delayed_row_waits_and_the_others_are_sent(bench: Bench, way: Callable[..., int]) -> None:
     """
-    Due by the database's clock, addressed to its destination; the queue sees nothing of it.
+    Due times are by the database's clock, and a delayed row is in no queue.
 
     A time in the past is due now, also one that a datetime cannot hold.
     """
-    before, headers = bench.dotnet.clock(), dumps({"a": "b", FORWARD_DESTINATION: bench.printed})
+    before, headers = (
+        bench.dotnet.clock(),
+        dumps({"a": "b", FORWARD_DESTINATION: bench.queue_address}),
+    )
     rows: list[dict[str, Any]] = [{"delay": HOUR, "headers": headers}, {}, {"delay": 0}]
 
     way(bench, chunk(*rows, {"due": FUTURE}, {"due": PAST}))
 
     after = bench.dotnet.clock()
-    assert bench.bodies() == [b"1"]
-    stored = {row.body: row for row in bench.dotnet.delayed_rows(bench.delayed)}
+    assert bench.waiting_bodies() == [b"1"]
+    stored = {row.body: row for row in bench.dotnet.delayed_rows(bench.delayed_table)}
     assert stored.keys() == {b"0", b"2", b"3", b"4"}
     due = {body: row.due.astimezone(UTC).replace(tzinfo=None) for body, row in stored.items()}
     rounded = timedelta(milliseconds=4)  # SQL Server's 1/300 s
@@ -108,47 +111,47 @@ def test_a_delayed_row_waits_and_the_others_are_sent(bench: Bench, way: Callable
 
 
 def test_each_destination_has_its_own_table(bench: Bench) -> None:
-    """Named after it, in its schema; the option delayedQueue names one table for all."""
-    other, common = bench.another("the other"), bench.beside("x" * 55 + ".Delayed")
+    """It is named after the destination. The option delayedQueue names one table for all."""
+    other, common = bench.create_queue("the other"), bench.table_beside("x" * 55 + ".Delayed")
     for table in (delayed_of(other), common):
         bench.dotnet.create_delayed(table)
-    printed = bench.desk.printed(other)
+    printed = bench.connection.printed(other)
     rows = chunk({"delay": 5}, {"delay": 6, "queue": printed}, {"queue": printed})
 
     dispatch(bench, rows)
-    dispatch(bench, rows, delayedQueue=bench.desk.printed(common))
+    dispatch(bench, rows, delayedQueue=bench.connection.printed(common))
 
-    tables = (bench.delayed, delayed_of(other), common)
+    tables = (bench.delayed_table, delayed_of(other), common)
     stored = [[row.body for row in bench.dotnet.delayed_rows(each)] for each in tables]
     assert stored == [[b"0"], [b"1"], [b"0", b"1"]]
-    assert bench.bodies(other) == [b"2", b"2"]
+    assert bench.waiting_bodies(other) == [b"2", b"2"]
 
 
 @pytest.mark.parametrize("ordinary", [False, True])
 def test_without_the_table_nothing_of_the_batch_is_sent(bench: Bench, *, ordinary: bool) -> None:
-    """The error has the command that makes it; an ordinary queue is no such table."""
+    """The error has the command that makes the table. An ordinary queue does not replace it."""
     address = bench.address("error" if ordinary else "orders.Delayed")
     if not ordinary:
-        bench.dotnet.dba.drop(bench.delayed)
+        bench.dotnet.dba.drop(bench.delayed_table)
 
     with pytest.raises(DelayedQueueNotFound) as caught:
         dispatch(bench, chunk({}, {"delay": 1}), **({"delayedQueue": address} if ordinary else {}))
 
-    said = f"the table {address} for delayed messages of {bench.printed} was not found in "
+    said = f"the table {address} for delayed messages of {bench.queue_address} was not found in "
     assert str(caught.value).startswith(said)
     assert "`sqlqueue create QUEUE --delayed`" in str(caught.value)
-    assert bench.bodies() == bench.bodies(bench.errors) == []
-    assert bench.dotnet.state_rows("dispatch_log", "batch") == [(None,)]
+    assert bench.waiting_bodies() == bench.waiting_bodies(bench.error_queue) == []
+    assert bench.dotnet.state_rows("dispatch_log", "sink_batch") == [(None,)]
 
 
 def test_what_is_due_is_moved_in_the_order_of_due_times(bench: Bench) -> None:
-    """Under its id, without expiry, NULL as zero bytes. The result says how long the rest waits."""
+    """A message keeps its id, and NULL becomes an empty body. The rest waits a known time."""
     ids = {at: uuid.uuid4() for at in (1, 2, 3)}
     for at in (2, 3, 1):
         body = None if at == 3 else b"%d" % at
-        bench.dotnet.store(bench.delayed, f'{{"n":"{at}"}}', body, delay=at - 9, row=ids[at])
-    bench.dotnet.store(bench.delayed, body=b"later", delay=1000)
-    bench.dotnet.store(bench.delayed, body=b"much later", delay=2000)
+        bench.dotnet.store(bench.delayed_table, f'{{"n":"{at}"}}', body, delay=at - 9, row=ids[at])
+    bench.dotnet.store(bench.delayed_table, body=b"later", delay=1000)
+    bench.dotnet.store(bench.delayed_table, body=b"much later", delay=2000)
 
     moved = move(bench)
 
@@ -165,41 +168,41 @@ def test_what_is_due_is_moved_in_the_order_of_due_times(bench: Bench) -> None:
 
 @only("postgresql", "times beyond the year 9999")
 def test_what_is_due_at_infinity_stops_no_mover(bench: Bench) -> None:
-    """It waits for ever, or not at all; no pause is reckoned by it."""
+    """The message waits for ever, or is moved at once. No pause is computed from its time."""
     for moment, moved in (("infinity", 0), ("-infinity", 1)):
-        bench.dotnet.store(bench.delayed, delay=0)
-        bench.dotnet.dba.on(bench.delayed, f"UPDATE {{queue}} SET Due = '{moment}'")
+        bench.dotnet.store(bench.delayed_table, delay=0)
+        bench.dotnet.dba.on(bench.delayed_table, f"UPDATE {{queue}} SET Due = '{moment}'")
         assert move(bench) == Moved(moved, None)
-        bench.dotnet.dba.empty(bench.delayed)
+        bench.dotnet.dba.empty(bench.delayed_table)
 
 
 def test_movers_of_both_kinds_at_once_lose_and_double_nothing(bench: Bench) -> None:
-    """Two of ours and an endpoint's, in small batches."""
+    """Two movers of ours and one of an endpoint move small batches at the same time."""
     sent = store_due(bench, 200)
 
     def ours() -> None:
-        connection, own = bench.open("mover"), mover(bench)
+        connection, own = bench.open_connection("mover"), mover(bench)
         while (step := own.move(connection, 3)).messages or step.next_due is not None:
             pass
 
     def theirs() -> None:
         dotnet = bench.dotnet.consumer()
-        while dotnet.delayed_rows(bench.delayed):
-            dotnet.move(bench.delayed, bench.queue, 3)
+        while dotnet.delayed_rows(bench.delayed_table):
+            dotnet.move(bench.delayed_table, bench.queue, 3)
 
-    for thread in [bench.thread(work) for work in (ours, ours, theirs)]:
+    for thread in [bench.run_in_thread(work) for work in (ours, ours, theirs)]:
         thread.result(timeout=TIMEOUT)
 
-    assert sorted(row or b"" for row in bench.bodies()) == sorted(sent)
+    assert sorted(row or b"" for row in bench.waiting_bodies()) == sorted(sent)
     assert waiting(bench) == []
 
 
 @only("postgresql", "an id that must be unique")
 def test_a_known_id_does_not_stop_a_mover(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """Its message gets a new one, and those behind it come as well."""
+    """A message whose id is in the queue already gets a new one, and the others are moved too."""
     taken = bench.dotnet.send(bench.queue, body=b"there")
-    bench.dotnet.store(bench.delayed, body=b"copy", delay=-2, row=taken)
-    bench.dotnet.store(bench.delayed, body=b"behind", delay=-1)
+    bench.dotnet.store(bench.delayed_table, body=b"copy", delay=-2, row=taken)
+    bench.dotnet.store(bench.delayed_table, body=b"behind", delay=-1)
 
     assert move(bench) == Moved(2, None)
 
@@ -213,14 +216,14 @@ def test_a_known_id_does_not_stop_a_mover(bench: Bench, caplog: pytest.LogCaptur
 def test_what_the_queue_cannot_hold_stays_and_the_others_move(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A varchar would store question marks; a move when the column is wide takes the rest."""
+    """A varchar would store question marks. When the column is wide, the rest is moved."""
     dba = bench.dotnet.dba
     dba.on(bench.queue, dba.shapes.wrong["headers_type"].make)
     for at, name in enumerate(("Zoë", "日本", "b")):
-        bench.dotnet.store(bench.delayed, f'{{"n":"{name}"}}', b"%d" % at, delay=at - 9)
+        bench.dotnet.store(bench.delayed_table, f'{{"n":"{name}"}}', b"%d" % at, delay=at - 9)
 
     assert move(bench).messages == 2
-    assert bench.bodies() == [b"0", b"2"]
+    assert bench.waiting_bodies() == [b"0", b"2"]
     assert waiting(bench) == [b"1"]
     assert "1 due messages stay in " in caplog.text
 
@@ -237,7 +240,7 @@ class Narrow(RecordedConnection):
         self.__dict__["unfit"] = unfit
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
-        """As RecordedConnection."""
+        """Run the statement, and report after a move that some messages did not fit."""
         found = call()
         return [replace(found[0], unfit=self.unfit)] if statement == "move_due" else found
 
@@ -245,45 +248,45 @@ class Narrow(RecordedConnection):
 def test_messages_that_stay_are_warned_of_when_their_number_changes(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A stream moves every second, and would fill its log."""
+    """A stream moves every second, so a warning each time would fill its log."""
     own = mover(bench)
     for unfit in (3, 3, 4, 0, 4):
-        own.move(Narrow(bench.desk, unfit))
+        own.move(Narrow(bench.connection, unfit))
 
     said = [text.partition(" due messages stay in ")[0] for text in caplog.messages]
-    assert said == [f"{bench.printed}: {unfit}" for unfit in (3, 4, 4)]
+    assert said == [f"{bench.queue_address}: {unfit}" for unfit in (3, 4, 4)]
     assert "`sqlqueue doctor` prints the statement that fixes it" in caplog.messages[0]
 
 
 def test_a_stream_moves_what_is_due_before_it_peeks(bench: Bench) -> None:
-    """Where it is asked to; what becomes due later comes at its time."""
+    """With delayedDelivery it moves each message at its time, also before the next peekDelay."""
     clock = Clock()
-    bench.dotnet.store(bench.delayed, body=b"due", delay=-1)
-    bench.dotnet.store(bench.delayed, body=b"soon", delay=500)
-    assert bench.drain(bench.loop()) == []
-    bench.watched = True
-    loop = bench.loop(clock, delayedDelivery="true", peekDelay="1000s")
+    bench.dotnet.store(bench.delayed_table, body=b"due", delay=-1)
+    bench.dotnet.store(bench.delayed_table, body=b"soon", delay=500)
+    assert bench.drain(bench.stream_driver()) == []
+    bench.records_statements = True
+    loop = bench.stream_driver(clock, delayedDelivery="true", peekDelay="1000s")
 
-    end, tables = bench.batch(loop)
+    end, tables = bench.run_batch(loop)
     assert bodies(*tables) == [b"due"]
     for _ in range(2):
         assert loop.latest(end) == end
         clock.now += 400
-    assert bench.said.count("move_due") == 1
+    assert bench.statements.count("move_due") == 1
 
-    bench.dotnet.dba.do("make_due", bench.delayed, seconds=500)
+    bench.dotnet.dba.do("make_due", bench.delayed_table, seconds=500)
     clock.now += 100  # less than peekDelay
-    end, tables = bench.batch(loop, end)
+    end, tables = bench.run_batch(loop, end)
     assert bodies(*tables) == [b"soon"]
 
 
 def test_an_available_now_run_receives_all_that_is_due_when_it_starts(bench: Bench) -> None:
-    """And moves nothing after that, which it would not receive."""
+    """The run moves nothing that becomes due later, because it would not receive it."""
     sent, clock = store_due(bench, 5), Clock()
-    loop = bench.loop(clock, delayedDelivery="true", maxMessagesPerTrigger="2")
+    loop = bench.stream_driver(clock, delayedDelivery="true", maxMessagesPerTrigger="2")
 
     loop.freeze()
-    bench.dotnet.store(bench.delayed, body=b"too late", delay=-1)
+    bench.dotnet.store(bench.delayed_table, body=b"too late", delay=-1)
     clock.now += 100
 
     assert bench.drain(loop) == sent
@@ -291,16 +294,16 @@ def test_an_available_now_run_receives_all_that_is_due_when_it_starts(bench: Ben
 
 
 def test_the_queue_of_an_instance_needs_no_delayed_table(bench: Bench) -> None:
-    """The transport makes one for the endpoint; a table that is there is moved all the same."""
-    names = [bench.printed]
+    """The transport makes one for the endpoint only. If a table is there, it is emptied."""
+    names = [bench.queue_address]
     for name in ("orders.web1", "orders.web2"):
-        bench.another(name)
+        bench.create_queue(name)
         names.append(bench.address(name))
-    web2 = delayed_of(bench.beside("orders.web2"))
+    web2 = delayed_of(bench.table_beside("orders.web2"))
     bench.dotnet.create_delayed(web2)
-    bench.dotnet.store(bench.delayed, body=b"endpoint", delay=-1)
+    bench.dotnet.store(bench.delayed_table, body=b"endpoint", delay=-1)
     bench.dotnet.store(web2, body=b"web2", delay=-1)
-    loop = bench.loop(queues=", ".join(names), delayedDelivery="true")
+    loop = bench.stream_driver(queues=", ".join(names), delayedDelivery="true")
 
     assert sorted(bench.drain(loop)) == [b"endpoint", b"web2"]
 
@@ -311,8 +314,8 @@ def abroad(server: str) -> Iterator[Bench]:
     with own_database(server) as place:
         name = place.connection.info.dbname
         place.sql(f"ALTER DATABASE {name} SET timezone TO 'Asia/Kolkata'")
-        bench = bench_of(place.dotnet.consumer())  # a session that began after that
-        bench.dotnet.create_delayed(bench.delayed)
+        bench = create_bench(place.dotnet.consumer())  # a session that began after that
+        bench.dotnet.create_delayed(bench.delayed_table)
         yield bench
         bench.close()
 
@@ -321,13 +324,17 @@ def abroad(server: str) -> Iterator[Bench]:
 def test_what_endpoints_store_we_move_at_the_right_time(
     abroad: Bench, zone: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And it what we store, by delays and by moments; the option names a zone of the endpoints."""
+    """
+    Endpoints also move at the right time what we store, by delay or by moment.
+
+    The option endpointTimeZone names their zone.
+    """
     dotnet = abroad.dotnet if zone is None else abroad.dotnet.consumer(zone)
     monkeypatch.setitem(os.environ, "PGTZ", "America/Phoenix")  # of our own sessions
     raw: dict[str, Any] = {} if zone is None else {"endpointTimeZone": zone}
     now, near = dotnet.clock(), timedelta(minutes=10)
-    dotnet.store(abroad.delayed, body=b"due", delay=-1)
-    dotnet.store(abroad.delayed, body=b"waits", delay=600)
+    dotnet.store(abroad.delayed_table, body=b"due", delay=-1)
+    dotnet.store(abroad.delayed_table, body=b"waits", delay=600)
 
     moved = move(abroad, **raw)
     rows: list[dict[str, Any]] = [{"delay": 0}, {"delay": 700_000}]
@@ -335,17 +342,21 @@ def test_what_endpoints_store_we_move_at_the_right_time(
 
     assert moved.messages == 1
     assert 500 < (moved.next_due or 0) <= 600
-    assert dotnet.move(abroad.delayed, abroad.queue) == 2
-    assert {*abroad.bodies()} == {b"due", b"0", b"2"}
+    assert dotnet.move(abroad.delayed_table, abroad.queue) == 2
+    assert {*abroad.waiting_bodies()} == {b"due", b"0", b"2"}
     assert 500 < (move(abroad, **raw).next_due or 0) <= 600
 
 
 @only("postgresql", "due times of a session's zone")
 def test_an_unseen_zone_is_asked_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where this session has one of its client, or the server knows none of the name."""
-    bench.dotnet.store(bench.delayed, delay=-1)
+    """
+    An error asks for endpointTimeZone where the client sets the session's zone.
+
+    It also refuses a zone that the server does not know.
+    """
+    bench.dotnet.store(bench.delayed_table, delay=-1)
     monkeypatch.setitem(os.environ, "PGTZ", "Asia/Tokyo")
-    connection = bench.open("tokyo")
+    connection = bench.open_connection("tokyo")
 
     with pytest.raises(MissingOption, match=r"time zone .* this session cannot read the server's"):
         mover(bench).move(connection)
@@ -357,5 +368,5 @@ def test_an_unseen_zone_is_asked_for(bench: Bench, monkeypatch: pytest.MonkeyPat
         with pytest.raises(BadOption, match="endpointTimeZone"):
             send_now(bench, chunk({"delay": 1}), endpointTimeZone=zone)
 
-    assert bench.bodies() == []
+    assert bench.waiting_bodies() == []
     assert mover(bench, endpointTimeZone="UTC").move(connection).messages == 1

@@ -1,4 +1,4 @@
-"""Bad destinations of delayed messages and of rows: each costs one message, not the batch."""
+"""Bad destinations of messages and rows: each costs its message, and not the batch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from recorded_connection import HarshConnection, WaitingConnection
 from sqlq_spark import errors
 from sqlq_spark.database import destinations
 from sqlq_spark.send import dispatch, insert, subscriptions
+from sqlq_spark.send.chunk import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.insert import Inserts
-from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS, Sender
+from sqlq_spark.send.sender import Sender
 from sqlq_spark.send.subscriptions import SubscriptionCache
 from sqlq_spark.wire.address import delayed_of
 from sqlq_spark.wire.headers import (
@@ -29,7 +30,7 @@ from sqlq_spark.wire.headers import (
     parse_wire_time,
 )
 
-from .conftest import Bench, Clock, bodies
+from .conftest import Bench, Clock, WatchedConnection, bodies
 from .test_send import stage
 
 if TYPE_CHECKING:
@@ -40,14 +41,14 @@ if TYPE_CHECKING:
 def forward(
     bench: Bench, address: str | None, body: bytes | None = b"x", *, lives: int | None = None
 ) -> None:
-    """Let a message for an address be moved into our queue."""
+    """Send a message with a destination into our queue."""
     text = dumps({"a": "b", FORWARD_DESTINATION: address})
     bench.dotnet.send(bench.queue, text, body, lives=lives)
 
 
 def receive(bench: Bench, *, errors: bool = True) -> pa.Table:
     """Receive all of the queue as one task."""
-    where = bench.errors if errors else None
+    where = bench.error_queue if errors else None
     return bench.receive(bench.task(bench.new_stream(), error_address=where))
 
 
@@ -58,32 +59,32 @@ def receipt(bench: Bench) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("receipts", [True, False])
 def test_a_message_for_another_queue_is_forwarded_once(bench: Bench, *, receipts: bool) -> None:
-    """Once, without the header, without expiry, under an id of its own; the rest is delivered."""
-    bench.another("billing")
+    """It has a new id, and neither the header nor an expiry. The others are delivered."""
+    bench.create_queue("billing")
     bench.dotnet.send(bench.queue, '{"n":"1"}', b"first")
     forward(bench, bench.address("billing"), b"forward")
     forward(bench, bench.address("billing"), None)
     forward(bench, bench.address("billing"), b"expired", lives=-1)
     bench.dotnet.send(bench.queue, '{"n":"2"}', b"last")
     before = {row.id for row in bench.dotnet.rows(bench.queue)}
-    task = bench.task(bench.new_stream() if receipts else None, error_address=bench.errors)
+    task = bench.task(bench.new_stream() if receipts else None, error_address=bench.error_queue)
 
     rows, again = bench.receive(task), bench.receive(task)
 
     assert bodies(rows) == [b"first", b"last"]
     assert rows["headers"].to_pylist() == ['{"n":"1"}', '{"n":"2"}']
     assert again.equals(rows) if receipts else again.num_rows == 0
-    found = bench.dotnet.rows(bench.beside("billing"))
+    found = bench.dotnet.rows(bench.table_beside("billing"))
     assert [row.body for row in found] == [b"forward", b""]
     assert [(row.headers, row.expires) for row in found] == [('{"a":"b"}', None)] * 2
     assert before.isdisjoint(row.id for row in found)
-    assert bench.dotnet.rows(bench.queue) == bench.dotnet.rows(bench.errors) == []
+    assert bench.dotnet.rows(bench.queue) == bench.dotnet.rows(bench.error_queue) == []
     assert receipt(bench) == ([(2, 1, 0, 2)] if receipts else [])
 
 
 def test_a_message_that_belongs_here_only_loses_the_header(bench: Bench) -> None:
-    """However its address is spelled; null stands for none."""
-    own = [bench.printed, *bench.dotnet.spellings("orders"), None]
+    """Any spelling of this queue's address counts, and null stands for no address."""
+    own = [bench.queue_address, *bench.dotnet.spellings("orders"), None]
     for at, address in enumerate(own):
         forward(bench, address, b"%d" % at)
 
@@ -98,20 +99,20 @@ def test_a_message_that_belongs_here_only_loses_the_header(bench: Bench) -> None
 def test_headers_above_1_mib_are_searched_only_under_a_limit_of_their_own(
     bench: Bench, limit: str
 ) -> None:
-    """As high as maxMessageBytes it is none, and headers of any size would be parsed."""
+    """A limit as high as maxMessageBytes is none, and headers of any size would be parsed."""
     text = dumps({FORWARD_DESTINATION: bench.address("error"), "a": "b" * (1 << 20)})
     bench.dotnet.send(bench.queue, text, b"1")
-    loop = bench.loop(maxMessageBytes="3m", maxHeaderBytes=limit)
+    loop = bench.stream_driver(maxMessageBytes="3m", maxHeaderBytes=limit)
 
     got = bench.drain(loop)
 
     assert got == ([b"1"] if limit == "3m" else [])
-    assert bench.bodies(bench.errors) == ([] if limit == "3m" else [b"1"])
+    assert bench.waiting_bodies(bench.error_queue) == ([] if limit == "3m" else [b"1"])
 
 
 def test_a_destination_under_a_name_in_hex_is_one(bench: Bench) -> None:
-    """A foreign writer may spell any character so; its neighbours that only look alike stay."""
-    bench.another("billing")
+    """Another writer may escape any character. Names that only look similar do not count."""
+    bench.create_queue("billing")
     names = [
         "NServiceBus.SqlServer.\\u0046orwardDestination",
         "NServiceBus.SqlServer.ForwardDestinatio\\u006e",
@@ -127,25 +128,29 @@ def test_a_destination_under_a_name_in_hex_is_one(bench: Bench) -> None:
     rows = receive(bench)
 
     assert rows["headers"].to_pylist() == [other]
-    found = [(row.body, row.headers) for row in bench.dotnet.rows(bench.beside("billing"))]
+    found = [(row.body, row.headers) for row in bench.dotnet.rows(bench.table_beside("billing"))]
     assert found == [(b"forward", "{}")] * 3 + [(b"plain", '{"a":"b"}')]
 
 
 def failing(bench: Bench) -> dict[str, str]:
-    """Make destinations that cannot be sent to: address → what the error says of it."""
+    """
+    Make destinations that cannot be sent to.
+
+    Return the addresses with the words of their errors.
+    """
     shapes, address = bench.dotnet.dba.shapes, bench.address
-    bench.spoil()
+    bench.create_bad_destinations()
     missing = (address("absent"), address("archive"), address("view"), shapes.missing_schema)
     reasons = dict.fromkeys(missing, "this login cannot insert into a queue")
     if "refuse_late" in bench.dotnet.texts:
-        bench.dotnet.dba.do("refuse_late", bench.another("late"))  # at the commit
+        bench.dotnet.dba.do("refuse_late", bench.create_queue("late"))  # at the commit
         reasons[address("late")] = "not today"
     return {**reasons, address("refuses"): "not today", **shapes.no_address}
 
 
 def test_what_cannot_be_forwarded_goes_to_the_error_queue(bench: Bench) -> None:
-    """Its headers say where it should have gone, and why not; the rest of the batch goes on."""
-    bench.another("billing")
+    """Its headers say where it should have gone, and why it did not. The others go on."""
+    bench.create_queue("billing")
     reasons = failing(bench)
     for address in reasons:
         forward(bench, address, address.encode())
@@ -155,9 +160,9 @@ def test_what_cannot_be_forwarded_goes_to_the_error_queue(bench: Bench) -> None:
     rows = receive(bench)
 
     assert bodies(rows) == [b"here"]
-    assert bench.bodies("billing") == [b"good"]
+    assert bench.waiting_bodies("billing") == [b"good"]
     assert bench.dotnet.rows(bench.queue) == []
-    found = bench.failures()
+    found = bench.error_queue_headers()
     assert found.keys() == {address.encode() for address in reasons}
     for address, reason in reasons.items():
         headers = found[address.encode()]
@@ -170,7 +175,7 @@ def test_what_cannot_be_forwarded_goes_to_the_error_queue(bench: Bench) -> None:
 
 
 def test_it_comes_here_without_error_queue(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """Its header says where it should have gone; a warning says why it did not."""
+    """The message is delivered with its header, and a warning says why it was not forwarded."""
     reasons = failing(bench)
     for address in reasons:
         forward(bench, address, address.encode())
@@ -186,23 +191,25 @@ def test_it_comes_here_without_error_queue(bench: Bench, caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("errors", [True, False])
 def test_many_false_addresses_are_looked_up_at_once(bench: Bench, *, errors: bool) -> None:
-    """An attacker's many addresses do not make as many statements, also to put them aside."""
+    """Many addresses of an attacker do not make many statements, to look or to divert."""
     for at in range(200):
         forward(bench, bench.address(f"absent {at}"))
-    bench.watched = True
-    task = bench.task(bench.new_stream(), error_address=bench.errors if errors else None)
+    bench.records_statements = True
+    task = bench.task(bench.new_stream(), error_address=bench.error_queue if errors else None)
 
-    rows = bench.receive(task, bench.open("watched"))
+    rows = bench.receive(task, bench.open_connection("watched"))
 
-    assert (rows.num_rows, len(bench.bodies(bench.errors))) == ((0, 200) if errors else (200, 0))
-    assert len(bench.said) < 30
+    assert (rows.num_rows, len(bench.waiting_bodies(bench.error_queue))) == (
+        (0, 200) if errors else (200, 0)
+    )
+    assert len(bench.statements) < 30
 
 
 def test_a_locked_target_costs_a_moment_only(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its messages go to the error queue; all locked targets together are waited for once."""
-    monkeypatch.setattr("sqlq_spark.receive.forward.PATIENCE", 0.2)
-    locked = [bench.another(f"locked {at}") for at in range(3)]
-    bench.another("billing")
+    """Its messages go to the error queue. A task waits once for all locked targets."""
+    monkeypatch.setattr("sqlq_spark.receive.forward.LOCK_PATIENCE", 0.2)
+    locked = [bench.create_queue(f"locked {at}") for at in range(3)]
+    bench.create_queue("billing")
     for queue in locked:
         forward(bench, bench.address(queue.table), queue.table.encode())
     forward(bench, bench.address("billing"), b"good")
@@ -214,8 +221,8 @@ def test_a_locked_target_costs_a_moment_only(bench: Bench, monkeypatch: pytest.M
         rows = receive(bench)
 
     assert bodies(rows) == [b"here"]
-    assert bench.bodies("billing") == [b"good"]
-    for headers in bench.failures().values():
+    assert bench.waiting_bodies("billing") == [b"good"]
+    for headers in bench.error_queue_headers().values():
         assert headers[f"{EXCEPTION_INFO}ExceptionType"].endswith(".DestinationLocked")
         assert "locked" in headers[FAILED_Q]
     assert receipt(bench) == [(1, 0, 3, 1)]
@@ -223,21 +230,25 @@ def test_a_locked_target_costs_a_moment_only(bench: Bench, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("step", ["table_owners", "identities", "load"])
 def test_a_target_that_is_altered_costs_its_own_messages_only(bench: Bench, step: str) -> None:
-    """Whatever waits for it. The reason says that it is locked, and for how long a task waits."""
-    bench.another("billing")
-    bench.another("altered")
+    """
+    Each statement that waits for the lock is tried.
+
+    The reason says that the table is locked, and for how long a task waits.
+    """
+    bench.create_queue("billing")
+    bench.create_queue("altered")
     for table in ("altered", "billing", "orders"):
         forward(bench, bench.address(table), table.encode())
-    task = bench.task(bench.new_stream(), error_address=bench.errors)
+    task = bench.task(bench.new_stream(), error_address=bench.error_queue)
 
-    rows = bench.receive(task, WaitingConnection(bench.open("waits"), "altered", step))
+    rows = bench.receive(task, WaitingConnection(bench.open_connection("waits"), "altered", step))
 
     assert bodies(rows) == [b"orders"]
-    assert bench.bodies("billing") == [b"billing"]
+    assert bench.waiting_bodies("billing") == [b"billing"]
     if step == "identities":  # it is no spelling of this queue, and can be sent to now
-        assert bench.bodies("altered") == [b"altered"]
+        assert bench.waiting_bodies("altered") == [b"altered"]
         return
-    headers = bench.failures()[b"altered"]
+    headers = bench.error_queue_headers()[b"altered"]
     assert headers[TYPE].endswith(".DestinationLocked")
     assert "waits at most 2 s" in headers[WHY]
 
@@ -246,22 +257,22 @@ def test_a_target_that_is_altered_costs_its_own_messages_only(bench: Bench, step
 
 
 def test_a_task_runs_again_without_what_ends_its_transaction(bench: Bench) -> None:
-    """Once for each such destination; their messages go to the error queue, with the reason."""
-    bench.another("billing")
+    """It runs once more for each such destination. Their messages go to the error queue."""
+    bench.create_queue("billing")
     names = ["refuses", "refuses too"]
     for name in names:
-        bench.dotnet.dba.do("refuse", bench.another(name))
+        bench.dotnet.dba.do("refuse", bench.create_queue(name))
     for name in [*names, "billing", "orders"]:
         forward(bench, bench.address(name), name.encode())
-    bench.watched = True
-    task = bench.task(bench.new_stream(), error_address=bench.errors)
+    bench.records_statements = True
+    task = bench.task(bench.new_stream(), error_address=bench.error_queue)
 
-    rows = bench.receive(task, HarshConnection(bench.open("harsh")))
+    rows = bench.receive(task, HarshConnection(bench.open_connection("harsh")))
 
-    assert bench.said.count("begin_receipt") == 3
+    assert bench.statements.count("begin_receipt") == 3
     assert bodies(rows) == [b"orders"]
-    assert bench.bodies("billing") == [b"billing"]
-    found = bench.failures()
+    assert bench.waiting_bodies("billing") == [b"billing"]
+    found = bench.error_queue_headers()
     assert found.keys() == {name.encode() for name in names}
     for headers in found.values():
         assert "not today" in headers[WHY]
@@ -271,30 +282,30 @@ def test_a_task_runs_again_without_what_ends_its_transaction(bench: Bench) -> No
 def test_beyond_ten_destinations_a_task_fails_and_takes_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the error of the last one."""
+    """The error is that of the last destination."""
     monkeypatch.setattr(destinations, "MOST_FAILED", 1)
     for name in ("refuses", "refuses too"):
-        bench.dotnet.dba.do("refuse", bench.another(name))
+        bench.dotnet.dba.do("refuse", bench.create_queue(name))
         forward(bench, bench.address(name), name.encode())
-    task = bench.task(bench.new_stream(), error_address=bench.errors)
+    task = bench.task(bench.new_stream(), error_address=bench.error_queue)
 
     with pytest.raises(errors.StatementRefused, match="not today"):
-        bench.receive(task, HarshConnection(bench.open("harsh")))
+        bench.receive(task, HarshConnection(bench.open_connection("harsh")))
 
-    assert bench.bodies() == [b"refuses", b"refuses too"]
+    assert bench.waiting_bodies() == [b"refuses", b"refuses too"]
     assert receipt(bench) == []
 
 
 def test_an_error_queue_that_ends_the_transaction_is_named(bench: Bench) -> None:
     """No second attempt is made outside of a transaction."""
-    bench.dotnet.dba.do("refuse", bench.errors)
+    bench.dotnet.dba.do("refuse", bench.error_queue)
     bench.dotnet.send(bench.queue, "poison", b"poison")
-    task = bench.task(bench.new_stream(), error_address=bench.errors)
+    task = bench.task(bench.new_stream(), error_address=bench.error_queue)
 
     with pytest.raises(errors.StatementFailed, match="takes no poison"):
-        bench.receive(task, HarshConnection(bench.open("harsh")))
+        bench.receive(task, HarshConnection(bench.open_connection("harsh")))
 
-    assert (bench.bodies(), bench.bodies(bench.errors)) == ([b"poison"], [])
+    assert (bench.waiting_bodies(), bench.waiting_bodies(bench.error_queue)) == ([b"poison"], [])
 
 
 # ----- the sink option undeliverable ----------------------------------------------------------
@@ -307,13 +318,13 @@ DELIVERIES = ["exactlyOnce", "atLeastOnce"]
 
 @pytest.fixture(autouse=True)
 def empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process know no subscriptions yet."""
+    """Let this process forget the subscriptions that it knows."""
     monkeypatch.setattr(subscriptions, "cache", SubscriptionCache(Clock()))
 
 
 def routes(bench: Bench) -> QueueAddress:
     """The table of subscriptions."""
-    return bench.beside("SubscriptionRouting")
+    return bench.table_beside("SubscriptionRouting")
 
 
 def sink(bench: Bench, **raw: str) -> SinkOptions:
@@ -321,18 +332,18 @@ def sink(bench: Bench, **raw: str) -> SinkOptions:
     given: dict[str, Any] = {
         "queue": None,
         "undeliverable": bench.address("error"),
-        "subscriptionTable": bench.desk.printed(routes(bench)),
+        "subscriptionTable": bench.connection.printed(routes(bench)),
     }
-    return bench.sink(**{**given, **raw})
+    return bench.sink_options(**{**given, **raw})
 
 
 def send(bench: Bench, *chunks: pa.Table, **raw: str) -> None:
     """Send chunks by the way that the option `delivery` says."""
     options = sink(bench, **raw)
     if options.delivery == "atLeastOnce":
-        insert.send_now(bench.session("send"), chunks, options)
+        insert.send_now(bench.new_session("send"), chunks, options)
         return
-    dispatch.dispatch(bench.desk, [stage(bench, *chunks)], options)
+    dispatch.dispatch(bench.connection, [stage(bench, *chunks)], options)
 
 
 def rows(*found: tuple[str | None, bytes], **more: Any) -> pa.Table:
@@ -367,23 +378,50 @@ def check_failure(headers: dict[str, str], body: bytes, failed_q: str | None, wh
 
 
 def failed_queue(bench: Bench, text: str | None) -> str | None:
-    """FailedQ of a row: the canonical address, the text where it is none, or nothing."""
+    """The FailedQ of a row: its canonical address, its text if it is no address, or nothing."""
     if text is None:
         return None
     try:
-        return bench.desk.canonical(bench.desk.names.parse_destination(text))
+        return bench.connection.canonical(bench.connection.names.parse_destination(text))
     except errors.BadAddress:
         return text[:1000]
+
+
+def test_all_tables_are_locked_and_checked_before_a_row_is_inserted(bench: Bench) -> None:
+    """A queue that rows name and that is subscribed is one route: its rows keep their order."""
+    queue, mail = bench.create_queue("orders"), bench.create_queue("mail")
+    waits = delayed_of(queue)
+    bench.dotnet.create_delayed(waits)
+    bench.dotnet.create_subscriptions(routes(bench))
+    for endpoint, subscriber in (("orders", queue), ("mail", mail)):
+        bench.dotnet.subscribe(
+            routes(bench), endpoint, PLACED, bench.connection.printed(subscriber)
+        )
+    chunk = rows(*[(bench.address("orders"), b"%d" % number) for number in range(4)], lifetime=None)
+    delays = [None, 3_600_000, None, None]
+    topics = [None, None, [PLACED], None]
+    chunk = chunk.append_column(CHUNK_DELAYS["delay"], pa.array(delays, pa.int64()))
+    chunk = chunk.append_column(CHUNK_TOPICS, pa.array(topics, CHUNK_TOPICS.type))
+    connection = WatchedConnection(bench.open_connection("spied"), bench)
+    bench.statements.clear()
+
+    insert.send_in_transaction(connection, sink(bench), partial(Inserts.insert, chunk=chunk))
+
+    assert bench.waiting_bodies("orders") == [b"0", b"2", b"3"]
+    assert bench.waiting_bodies("mail") == [b"2"]
+    assert [row.body for row in bench.dotnet.delayed_rows(waits)] == [b"1"]
+    said = bench.statements[: bench.statements.index("commit") + 1]
+    assert said[said.index("load") :] == ["load", "load", "load", "commit"]
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)
 def test_messages_for_what_ends_the_transaction_go_to_the_error_queue(
     bench: Bench, delivery: str
 ) -> None:
-    """Of rows, copies and delayed messages; the transaction runs again without it."""
-    bench.dotnet.dba.do("refuse", bench.another("refuses"))
-    bench.another("late")
-    late = delayed_of(bench.beside("late"))
+    """The transaction runs again without plain and delayed rows for such destinations."""
+    bench.dotnet.dba.do("refuse", bench.create_queue("refuses"))
+    bench.create_queue("late")
+    late = delayed_of(bench.table_beside("late"))
     bench.dotnet.create_delayed(late)
     bench.dotnet.dba.do("refuse", late)
     place, fine = bench.address("refuses"), bench.address("orders")
@@ -391,7 +429,10 @@ def test_messages_for_what_ends_the_transaction_go_to_the_error_queue(
         rows((fine, b"first"), (place, b"bad"), (fine, b"last")),
         delayed((bench.address("late"), b"bad late")),
     ]
-    options, connection = sink(bench, delivery=delivery), HarshConnection(bench.open("harsh"))
+    options, connection = (
+        sink(bench, delivery=delivery),
+        HarshConnection(bench.open_connection("harsh")),
+    )
 
     if delivery == "exactlyOnce":
         dispatch.dispatch(connection, [stage(bench, *chunks)], options)
@@ -399,8 +440,8 @@ def test_messages_for_what_ends_the_transaction_go_to_the_error_queue(
         for each in chunks:
             insert.send_in_transaction(connection, options, partial(Inserts.insert, chunk=each))
 
-    assert bench.bodies("orders") == [b"first", b"last"]
-    found = bench.failures()
+    assert bench.waiting_bodies("orders") == [b"first", b"last"]
+    found = bench.error_queue_headers()
     assert found.keys() == {b"bad", b"bad late"}
     check_failure(found[b"bad"], b"bad", place, "not today")
     check_failure(found[b"bad late"], b"bad late", bench.address("late"), "not today")
@@ -410,9 +451,13 @@ def test_messages_for_what_ends_the_transaction_go_to_the_error_queue(
 def test_a_row_that_cannot_be_delivered_goes_to_the_error_queue_and_the_others_go_on(
     bench: Bench, delivery: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Null, unreadable, missing, no queue, refused by the table or at the commit: with reasons."""
+    """
+    The address is null, unreadable or missing, or its table is no queue or refuses the row.
+
+    Each row has its reason.
+    """
     dba, name = bench.dotnet.dba, bench.address
-    bench.spoil()
+    bench.create_bad_destinations()
     reasons: dict[str | None, str] = {
         None: "ReplyToAddress",
         **dict.fromkeys(dba.shapes.no_address, ""),
@@ -425,7 +470,7 @@ def test_a_row_that_cannot_be_delivered_goes_to_the_error_queue_and_the_others_g
         name("refuses"): "not today",
     }
     if "refuse_late" in bench.dotnet.texts:
-        dba.do("refuse_late", bench.another("late"))
+        dba.do("refuse_late", bench.create_queue("late"))
         reasons[name("late")] = "not today"
     bad = [(queue, b"bad %d" % at) for at, queue in enumerate(reasons)]
     mixed = [(name("orders"), b"first"), *bad, (name("orders"), b"last")]
@@ -434,8 +479,8 @@ def test_a_row_that_cannot_be_delivered_goes_to_the_error_queue_and_the_others_g
         bench, rows(*mixed), rows((None, b"bad last"), (name("orders"), b"more")), delivery=delivery
     )
 
-    assert bench.bodies("orders") == [b"first", b"last", b"more"]
-    found = bench.failures()
+    assert bench.waiting_bodies("orders") == [b"first", b"last", b"more"]
+    found = bench.error_queue_headers()
     assert found.keys() == {b"bad last", *(body for _, body in bad)}
     for (queue, why), (_, body) in zip(reasons.items(), bad, strict=True):
         check_failure(found[body], body, failed_queue(bench, queue), why)
@@ -447,7 +492,7 @@ def test_a_row_that_cannot_be_delivered_goes_to_the_error_queue_and_the_others_g
 def test_a_row_whose_text_is_not_utf_8_goes_to_the_error_queue(
     bench: Bench, delivery: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One queue's name of ten, in the second batch of a chunk; nothing of it names a queue."""
+    """The bad row is the last of ten, in the second batch of a chunk. The others are sent."""
     names = [bench.address("orders").encode()] * 9 + [b"A\xffB"]
     octets = pa.array(names, pa.binary())
     queues = pa.Array.from_buffers(pa.string(), 10, octets.buffers())  # as Spark casts bytes
@@ -462,8 +507,8 @@ def test_a_row_whose_text_is_not_utf_8_goes_to_the_error_queue(
     send(bench, *chunks, delivery=delivery)
 
     expected = [b"%d" % number for number in range(9)]
-    assert bench.bodies("orders") == [*expected, b"0"]
-    failures = bench.failures()
+    assert bench.waiting_bodies("orders") == [*expected, b"0"]
+    failures = bench.error_queue_headers()
     assert [*failures] == [b"9"]
     headers = failures[b"9"]
     check_failure(headers, b"9", None, "row 9 of partition 0 cannot be sent: queue is not UTF-8")
@@ -473,45 +518,45 @@ def test_a_row_whose_text_is_not_utf_8_goes_to_the_error_queue(
 
 @pytest.mark.parametrize("undeliverable", [None, "FAIL"])
 def test_fail_stops_the_batch_as_before(bench: Bench, undeliverable: str | None) -> None:
-    """It is the default; the row is named before it leaves its task."""
-    options = bench.sink(queue=None, undeliverable=undeliverable)
+    """This is the default. The bad row is named before it leaves its task."""
+    options = bench.sink_options(queue=None, undeliverable=undeliverable)
     assert options.undeliverable_address is None
     mixed = rows((bench.address("orders"), b"1"), (bench.address("absent"), b"2"))
 
     with pytest.raises(errors.QueueNotFound, match="absent"):
-        insert.send_now(bench.session("send"), [mixed], options)
+        insert.send_now(bench.new_session("send"), [mixed], options)
 
     batch = pa.RecordBatch.from_pydict({"body": [b"x"], "queue": pa.array([None], pa.string())})
     with pytest.raises(Exception, match="row 0 of partition 0 cannot be sent: queue is null"):
         Sender(options=options, partition=0).messages(batch, 0)
-    assert bench.bodies() == []
-    assert bench.failures() == {}
+    assert bench.waiting_bodies() == []
+    assert bench.error_queue_headers() == {}
 
 
 def test_without_its_error_queue_nothing_is_sent(bench: Bench) -> None:
-    """Neither by a look ahead, which fails first, nor where it is dropped later."""
-    bench.dotnet.dba.drop(bench.errors)
+    """The check before the write fails. So does a send, if the queue is dropped later."""
+    bench.dotnet.dba.drop(bench.error_queue)
 
     with pytest.raises(errors.QueueNotFound, match="error"):
-        insert.check_tables(bench.desk, sink(bench, queue=bench.printed))
+        insert.check_tables(bench.connection, sink(bench, queue=bench.queue_address))
     for queue in (None, bench.address("absent")):
         with pytest.raises(errors.QueueNotFound, match="error"):
-            send(bench, rows((bench.printed, b"1"), (queue, b"2")))
+            send(bench, rows((bench.queue_address, b"1"), (queue, b"2")))
 
-    assert bench.bodies() == []
+    assert bench.waiting_bodies() == []
 
 
-def test_a_delayed_message_whose_queue_is_gone_is_set_aside(bench: Bench) -> None:
+def test_a_delayed_message_whose_queue_is_gone_is_diverted(bench: Bench) -> None:
     """Its table is gone with it. That of the options takes all rows, so it is no fault of one."""
-    bench.dotnet.create_delayed(bench.delayed)
+    bench.dotnet.create_delayed(bench.delayed_table)
     bad = [(bench.address("absent"), b"1"), (None, b"2"), ("", b"3")]
 
     with pytest.raises(errors.DelayedQueueNotFound):
-        send(bench, delayed((bench.printed, b"5")), delayedQueue=bench.address("absent"))
-    send(bench, delayed(*bad, (bench.printed, b"4")))
+        send(bench, delayed((bench.queue_address, b"5")), delayedQueue=bench.address("absent"))
+    send(bench, delayed(*bad, (bench.queue_address, b"4")))
 
-    assert [row.body for row in bench.dotnet.delayed_rows(bench.delayed)] == [b"4"]
-    found = bench.failures()
+    assert [row.body for row in bench.dotnet.delayed_rows(bench.delayed_table)] == [b"4"]
+    found = bench.error_queue_headers()
     assert found.keys() == {b"1", b"2", b"3"}
     check_failure(found[b"1"], b"1", bench.address("absent"), "sqlqueue create QUEUE --delayed")
 
@@ -520,11 +565,11 @@ def test_a_delayed_message_whose_queue_is_gone_is_set_aside(bench: Bench) -> Non
 def test_a_lost_subscriber_costs_its_copies_only(
     bench: Bench, delivery: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One row in the error queue for each lost copy; other subscribers get theirs."""
-    web, gone, odd = bench.another("web"), bench.address("gone"), "x" * 150
+    """The error queue gets one row for each lost copy. The other subscribers get their copies."""
+    web, gone, odd = bench.create_queue("web"), bench.address("gone"), "x" * 150
     bench.dotnet.create_subscriptions(routes(bench))
     for endpoint, topic, address in (
-        ("web", PLACED, bench.desk.printed(web)),
+        ("web", PLACED, bench.connection.printed(web)),
         *(("gone", topic, gone) for topic in (PLACED, EVENT)),
         ("odd", EVENT, odd),
     ):
@@ -537,8 +582,8 @@ def test_a_lost_subscriber_costs_its_copies_only(
     with caplog.at_level(logging.INFO):
         send(bench, *chunks, delivery=delivery)
 
-    assert bench.bodies(web) == [b"1", b"2"]
-    found = [(row, json.loads(row.headers or "")) for row in bench.dotnet.rows(bench.errors)]
+    assert bench.waiting_bodies(web) == [b"1", b"2"]
+    found = [(row, json.loads(row.headers or "")) for row in bench.dotnet.rows(bench.error_queue)]
     lost = sorted((row.body, headers[FAILED_Q]) for row, headers in found)
     assert lost == sorted([(b"1", gone), (b"1", odd), (b"2", gone), (b"3", gone), (b"3", odd)])
     for row, headers in found:

@@ -1,4 +1,4 @@
-"""The driver's side of a stream, driven as Spark drives it; its tasks run as executors run them."""
+"""The driver of a stream, called as Spark calls it. Its tasks run as executors run them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 import time
 from collections import Counter
 from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +22,14 @@ from sqlq_spark.database.looks import AboveSequence
 from sqlq_spark.datasource import stream
 from sqlq_spark.datasource.stream import StreamReader
 from sqlq_spark.receive import pace
+from sqlq_spark.receive.batch import INITIAL
 from sqlq_spark.receive.driver import find_above
-from sqlq_spark.receive.offset import INITIAL
 
-from .conftest import ON_DATABASE, Bench, Clock, bodies, through_spark
+from .conftest import ON_DATABASE, Bench, Clock, PlannedKill, bodies, through_spark
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow as pa
 
     from sqlq_spark.receive.driver import StreamDriver
@@ -51,12 +55,12 @@ def test_ranges_cover_the_batch_and_do_not_overlap(
     """Each task finds at most its share, and together they get the lowest of the queue, once."""
     bench.dotnet.dba.empty(bench.queue)
     send(bench, messages)
-    base = bench.seqs()[0]
+    base = bench.waiting_seqs()[0]
     bench.dotnet.dba.do("delete", bench.queue, seqs=[base + at for at in gone])
-    there = bench.seqs()
+    there = bench.waiting_seqs()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pace, "MESSAGES_PER_TASK", 1)  # so that a few messages are worth many tasks
-        loop = bench.loop(maxMessagesPerTrigger=str(most), maxConcurrency=str(tasks))
+        loop = bench.stream_driver(maxMessagesPerTrigger=str(most), maxConcurrency=str(tasks))
         planned = loop.tasks(loop.latest(INITIAL))
 
     got = [bench.receive(task)["seq"].to_pylist() for task in planned]
@@ -68,34 +72,34 @@ def test_ranges_cover_the_batch_and_do_not_overlap(
 
 
 def test_an_empty_peek_leaves_the_database_alone_for_peek_delay(bench: Bench) -> None:
-    """One statement asks all queues, then none runs before it is over, however often Spark asks."""
-    clock, queues = Clock(), f"{bench.printed}, {bench.address('error')}"
-    bench.watched = True
-    loop = bench.loop(clock, peekDelay="5s", queues=queues)
+    """One statement asks all queues. Then none runs until peekDelay is over."""
+    clock, queues = Clock(), f"{bench.queue_address}, {bench.address('error')}"
+    bench.records_statements = True
+    loop = bench.stream_driver(clock, peekDelay="5s", queues=queues)
     assert loop.latest(INITIAL) == INITIAL
-    assert (bench.said.count("waiting"), bench.said.count("peek")) == (1, 0)
-    bench.said.clear()
+    assert (bench.statements.count("waiting"), bench.statements.count("peek")) == (1, 0)
+    bench.statements.clear()
     send(bench, 1)
 
     for _ in range(9):
         clock.now += 0.5
         assert loop.latest(INITIAL) == INITIAL
-    assert bench.said == []
+    assert bench.statements == []
     clock.now += 0.5
 
     assert loop.latest(INITIAL).batch == 1
-    assert bench.said.count("sample") == 1  # of the queue in which something waits
+    assert bench.statements.count("sample") == 1  # of the queue in which something waits
 
 
 @pytest.mark.parametrize(("polled", "waits"), [(60.0, 2), (0.0, 0)])
 def test_an_idle_query_is_answered_late(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, polled: float, waits: int
 ) -> None:
-    """Not its first question, nor if it asks seldom, because another source keeps it busy."""
+    """The first question is answered at once, and so is a query that another source keeps busy."""
     slept: list[float] = []
     monkeypatch.setattr(stream, "POLLED", polled)
     monkeypatch.setattr(time, "sleep", slept.append)
-    reader = StreamReader(bench.source(), StructType([]))
+    reader = StreamReader(bench.source_options(), StructType([]))
     with closing(reader.driver):
         for _ in range(3):
             reader.latestOffset(reader.initialOffset())
@@ -104,53 +108,53 @@ def test_an_idle_query_is_answered_late(
 
 
 def test_a_late_seq_is_found_when_nothing_else_waits(bench: Bench) -> None:
-    """Also at the end of an AvailableNow run."""
-    loop = bench.loop()
+    """An AvailableNow run receives it before it ends."""
+    loop = bench.stream_driver()
     with bench.dotnet.apart(commit=True) as other:
         other.send(bench.queue, body=b"late")
         send(bench, 2)
         loop.freeze()
-        start, _ = bench.batch(loop)
+        start, _ = bench.run_batch(loop)
 
     assert bench.drain(loop, start) == [b"late"]
 
 
 def test_a_checkpoint_of_transaction_mode_none_begins_receipts(bench: Bench) -> None:
-    """The stream that it makes counts its own batches from the first, and loses nothing."""
+    """The new stream counts its own batches from the first one, and loses nothing."""
     sent = send(bench, 9)
-    end, _ = bench.batch(bench.loop(transactionMode="none", maxMessagesPerTrigger="3"))
+    end, _ = bench.run_batch(bench.stream_driver(transactionMode="none", maxMessagesPerTrigger="3"))
 
-    loop = bench.loop(maxMessagesPerTrigger="3")
-    end, first = bench.batch(loop, through_spark(end))
-    _, second = bench.batch(loop, through_spark(end))
+    loop = bench.stream_driver(maxMessagesPerTrigger="3")
+    end, first = bench.run_batch(loop, through_spark(end))
+    _, second = bench.run_batch(loop, through_spark(end))
 
     assert bodies(*first, *second) == sent[3:]
     assert bench.dotnet.state_rows("stream", "acked_batch, messages") == [(1, 3)]
 
 
 def test_purge_on_startup_leaves_what_was_received_before(bench: Bench) -> None:
-    """A receipt is no longer in the queue: the batch that was interrupted is replayed whole."""
+    """Received messages are in a receipt, so an open batch is replayed whole."""
     sent = send(bench, 3)
-    loop = bench.loop()
+    loop = bench.stream_driver()
     end = loop.latest(INITIAL)
     (task,) = loop.tasks(end)
     bench.receive(task)
     send(bench, 5, 100)
 
-    again = bench.loop(purgeOnStartup="true")
+    again = bench.stream_driver(purgeOnStartup="true")
     (rows,) = [bench.receive(task) for task in again.tasks(end)]
     again.latest(end)
 
     assert rows["body"].to_pylist() == sent
-    assert bench.seqs() == []
+    assert bench.waiting_seqs() == []
 
 
 def test_a_queue_that_cannot_be_looked_at_keeps_no_receipts_of_another(bench: Bench) -> None:
-    """What Spark has in its commit log is acknowledged, though the next batch cannot be planned."""
+    """What Spark has committed is acknowledged, even if the next batch cannot be planned."""
     send(bench, 1)
-    clock, second = Clock(), bench.another("second")
-    loop = bench.loop(clock, queues=f"{bench.printed}, {bench.address('second')}")
-    end, _ = bench.batch(loop)
+    clock, second = Clock(), bench.create_queue("second")
+    loop = bench.stream_driver(clock, queues=f"{bench.queue_address}, {bench.address('second')}")
+    end, _ = bench.run_batch(loop)
     bench.dotnet.dba.drop(second)
     clock.now += 60
 
@@ -158,21 +162,22 @@ def test_a_queue_that_cannot_be_looked_at_keeps_no_receipts_of_another(bench: Be
         with pytest.raises(errors.QueueNotFound, match="second"):
             loop.latest(end)
 
+        assert (loop.memory.end, loop.memory.ramp.successes) == (end, 1)  # it counts once
         assert bench.dotnet.state_rows("receipt", "batch") == []
         assert bench.dotnet.state_rows("stream", "acked_batch, messages") == [(1, 1)]
     bench.dotnet.create(second)
     assert loop.latest(end) == end
     send(bench, 1)
-    end, _ = bench.batch(bench.loop(), end)
+    end, _ = bench.run_batch(bench.stream_driver(), end)
     with pytest.raises(errors.DelayedQueueNotFound):  # so it is where nothing can be moved
-        bench.loop(delayedDelivery="true").latest(end)
+        bench.stream_driver(delayedDelivery="true").latest(end)
     assert bench.dotnet.state_rows("stream", "acked_batch, messages") == [(2, 2)]
 
 
 def run_beside_senders(bench: Bench, loop: StreamDriver, messages: int = 3) -> list[bytes]:
-    """Drain a queue as AvailableNow does; after each batch as many messages come as a batch has."""
+    """Drain a queue as AvailableNow does. After each batch as many messages are sent as it had."""
     got = []
-    for tables in bench.batches(loop):
+    for tables in bench.run_batches(loop):
         got += bodies(*tables)
         send(bench, messages, first=1000)
     return got
@@ -182,10 +187,10 @@ def run_beside_senders(bench: Bench, loop: StreamDriver, messages: int = 3) -> l
 def test_a_row_far_above_the_sequence_does_not_make_a_run_endless(
     bench: Bench, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It comes last. What is sent after the start waits for the next run."""
+    """The run receives that row last. What is sent after its start waits for the next run."""
     sent = send(bench, 7)
     bench.dotnet.dba.do("put_at", bench.queue, seq=2**31 - 1)
-    loop = bench.loop(maxMessagesPerTrigger="3", transactionMode=mode)
+    loop = bench.stream_driver(maxMessagesPerTrigger="3", transactionMode=mode)
     loop.freeze()
 
     got = run_beside_senders(bench, loop)
@@ -199,11 +204,11 @@ def test_a_row_far_above_the_sequence_does_not_make_a_run_endless(
 @pytest.mark.parametrize("mode", ["receiveOnly", "none"])
 @only("postgresql", "a seq that a sender chooses")
 def test_no_row_above_the_sequence_lets_others_in_without_end(bench: Bench, mode: str) -> None:
-    """Also where the sequence comes past the lowest of them in the middle of the run."""
+    """During the run the sequence passes the lowest of these rows. The run still ends."""
     sent = send(bench, 4)
     for seq in (10, 2**31 - 1):
         bench.dotnet.dba.do("put_at", bench.queue, seq=seq)
-    loop = bench.loop(maxMessagesPerTrigger="2", transactionMode=mode)
+    loop = bench.stream_driver(maxMessagesPerTrigger="2", transactionMode=mode)
     loop.freeze()
     bench.dotnet.dba.do("set_next", bench.queue, seq=11)
 
@@ -217,18 +222,18 @@ def test_no_row_above_the_sequence_lets_others_in_without_end(bench: Bench, mode
 def test_a_queue_whose_sequence_is_behind_is_drained_in_one_run(
     bench: Bench, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As after a copy of rows: those above the sequence come too, beside senders."""
+    """A copy of rows left seqs above the sequence. The run receives them, beside senders."""
     copied = send(bench, 20)
     bench.dotnet.dba.do("set_next", bench.queue, seq=1000)
     copied += send(bench, 10, first=20)
     bench.dotnet.dba.do("set_next", bench.queue, seq=500)
     copied += send(bench, 1, first=30)  # the last one that the sequence has given
     clock = Clock()
-    loop = bench.loop(clock, maxMessagesPerTrigger="3", transactionMode=mode)
+    loop = bench.stream_driver(clock, maxMessagesPerTrigger="3", transactionMode=mode)
     loop.freeze()
 
     got = []
-    for tables in bench.batches(loop):
+    for tables in bench.run_batches(loop):
         got += bodies(*tables)
         send(bench, 3, first=1000)
         clock.now += 60.0  # a look from the very beginning is due
@@ -238,40 +243,40 @@ def test_a_queue_whose_sequence_is_behind_is_drained_in_one_run(
 
 
 def test_what_others_took_above_the_sequence_lets_no_later_message_in(bench: Bench) -> None:
-    """Though fewer are received than there were at the start."""
+    """The run receives less than there was at its start, and takes no later message instead."""
     sent = send(bench, 4)
     for seq in (10, 11):
         bench.dotnet.dba.do("put_at", bench.queue, seq=seq)
-    loop = bench.loop(maxMessagesPerTrigger="4")
+    loop = bench.stream_driver(maxMessagesPerTrigger="4")
     loop.freeze()
-    end, first = bench.batch(loop)
+    end, first = bench.run_batch(loop)
     assert bodies(*first) == sent
     bench.dotnet.receive(bench.queue)
     send(bench, 2)
 
     assert len(bench.drain(loop, end)) == 1
 
-    assert bench.seqs() == [5, 6]
+    assert bench.waiting_seqs() == [5, 6]
 
 
 @only("postgresql", "a right on a sequence")
 def test_a_login_that_may_not_see_the_sequence_gets_no_end_from_it(bench: Bench) -> None:
-    """Its run ends at the highest seq."""
+    """The run ends at the highest seq."""
     send(bench, 2)
 
-    with bench.login("SELECT") as (_, connection):
+    with bench.login_with_rights("SELECT") as (_, connection):
         found = find_above(connection, bench.queue, 2)
 
     assert found == AboveSequence(given=None, first=None, messages=0)
-    assert find_above(bench.desk, bench.queue, 2) == AboveSequence(2, first=None, messages=0)
-    assert find_above(bench.desk, bench.queue, None) is None
+    assert find_above(bench.connection, bench.queue, 2) == AboveSequence(2, first=None, messages=0)
+    assert find_above(bench.connection, bench.queue, None) is None
 
 
 def test_a_sequence_that_was_never_used_ends_no_run(bench: Bench) -> None:
-    """All rows are above it, and all are received."""
+    """All rows are above the sequence, and all are received."""
     sent = send(bench, 9)
     bench.dotnet.dba.do("set_next", bench.queue, seq=1)
-    loop = bench.loop(maxMessagesPerTrigger="2")
+    loop = bench.stream_driver(maxMessagesPerTrigger="2")
     loop.freeze()
 
     assert bench.drain(loop) == sent
@@ -279,30 +284,30 @@ def test_a_sequence_that_was_never_used_ends_no_run(bench: Bench) -> None:
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_the_highest_seq_there_is_does_not_stop_a_stream(bench: Bench, *, frozen: bool) -> None:
-    """What another client put at the end of all numbers stays there; the rest is received."""
+    """A row that another client put there stays. The others are received."""
     dba = bench.dotnet.dba
     dba.on(bench.queue, dba.shapes.otherwise["another order"])  # with room for such a number
     dba.do("put_at", bench.queue, seq=2**63 - 1)
     sent = send(bench, 3)
-    loop = bench.loop()
+    loop = bench.stream_driver()
     if frozen:
         loop.freeze()
 
     assert bench.drain(loop) == sent
 
-    assert bench.seqs() == [2**63 - 1]
+    assert bench.waiting_seqs() == [2**63 - 1]
 
 
 @pytest.mark.usefixtures("impatient")
 def test_a_session_lost_at_any_statement_of_the_driver_is_done_again(bench: Bench) -> None:
-    """Between ack, peeks and plan: one plan for the batch, every message of two queues once."""
-    sessions = bench.use_own_name()  # a server may run other tests at the same time
-    queues = f"{bench.printed}, {bench.address('error')}"
-    for _ in bench.strikes(sessions):
+    """The batch has one plan, and every message of two queues comes once."""
+    sessions = bench.use_unique_queue()  # a server may run other tests at the same time
+    queues = f"{bench.queue_address}, {bench.address('error')}"
+    for _ in bench.kill_at_each_statement(sessions):
         bench.dotnet.dba.forget("stream")
         sent = send(bench, 2)
-        bench.dotnet.send(bench.errors, body=b"other")
-        loop = bench.loop(queues=queues)
+        bench.dotnet.send(bench.error_queue, body=b"other")
+        loop = bench.stream_driver(queues=queues)
 
         got = bench.drain(loop)
 
@@ -313,7 +318,41 @@ def test_a_session_lost_at_any_statement_of_the_driver_is_done_again(bench: Benc
         assert sum(row[0] for row in bench.dotnet.state_rows("stream", "messages")) == 3
 
     wanted = "peek sample new_stream store_plan acknowledge delete_receipts commit"
-    assert set(wanted.split()) <= set(bench.struck)
+    assert set(wanted.split()) <= set(bench.killed_statements)
+
+
+@dataclass
+class StrikeAtCommit(PlannedKill):
+    """Kill a session at its next commit."""
+
+    def around(self, statement: str, call: Callable[[], Any]) -> Any:
+        """Count only commits."""
+        return super().around(statement, call) if statement == "commit" else call()
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(("is_done", "counted"), [(False, 1), (True, 0)])
+def test_a_lost_commit_may_lose_the_lesson_of_a_batch_and_never_counts_it_twice(
+    bench: Bench, *, is_done: bool, counted: int
+) -> None:
+    """The memory is stored after the commit. What follows is planned and received once."""
+    kill = partial(bench.dotnet.kill, bench.use_unique_queue())
+    sent = send(bench, 4)
+    bench.records_statements = True
+    loop = bench.stream_driver(maxMessagesPerTrigger="2")
+    end, first = bench.run_batch(loop)
+    assert loop.memory.ramp.successes == 0
+
+    bench.planned_kill = StrikeAtCommit(0, kill, after=is_done)
+    end, second = bench.run_batch(loop, end)
+
+    assert bench.planned_kill.killed_at == "commit"
+    assert loop.memory.ramp.successes == counted
+    assert (loop.memory.closed.batch, end.batch) == (1, 2)
+    assert bodies(*first, *second) == sent
+    assert loop.latest(end) == end
+    assert loop.memory.ramp.successes == counted + 1
+    assert bench.dotnet.state_rows("stream", "acked_batch, messages") == [(2, 4)]
 
 
 # ----- several queues ---------------------------------------------------------------------------
@@ -322,13 +361,13 @@ TABLES = ("Shop, Billing", 'say "hi"')  # beside `orders`
 
 
 class Several:
-    """The bench's queue and two more, whose names hold what separates and quotes names."""
+    """The bench's queue and two more, with separators and quotes in their names."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.queues = [bench.queue, *(bench.another(table) for table in TABLES)]
+        self.queues = [bench.queue, *(bench.create_queue(table) for table in TABLES)]
         # as options and state tables have them, and as a list of queues does
-        self.names = [bench.desk.names.print_address(queue) for queue in self.queues]
+        self.names = [bench.connection.names.print_address(queue) for queue in self.queues]
         self.listed = [bench.dotnet.in_list(queue.table) for queue in self.queues]
 
     def send(self, queue: int, messages: int, *, size: int = 0) -> list[bytes]:
@@ -337,10 +376,10 @@ class Several:
         self.bench.dotnet.send_many(self.queues[queue], sent)
         return sent
 
-    def loop(self, *read: int, clock: Clock | None = None, **raw: str) -> StreamDriver:
+    def stream_driver(self, *read: int, clock: Clock | None = None, **raw: str) -> StreamDriver:
         """Give a stream of some of the queues; of all by default."""
         names = [self.listed[at] for at in read or range(3)]
-        return self.bench.loop(clock, queues=", ".join(names), **raw)
+        return self.bench.stream_driver(clock, queues=", ".join(names), **raw)
 
 
 @pytest.fixture
@@ -355,12 +394,12 @@ def counts(tables: list[pa.Table]) -> dict[int, int]:
 
 
 def test_every_message_of_every_queue_comes_once(several: Several) -> None:
-    """In the order of each queue; one row of the stream names them all, a receipt its one queue."""
+    """Each queue keeps its order. The stream's row names all queues, and a receipt one."""
     bench = several.bench
     sent = [body for at, messages in enumerate((25, 0, 13)) for body in several.send(at, messages)]
-    loop = several.loop(maxMessagesPerTrigger="10")
+    loop = several.stream_driver(maxMessagesPerTrigger="10")
 
-    end, tables = bench.batch(loop)
+    end, tables = bench.run_batch(loop)
     receipts = bench.dotnet.state_rows("receipt", "task, queue")
     got = bodies(*tables) + bench.drain(loop, end)
 
@@ -380,26 +419,26 @@ def test_every_message_of_every_queue_comes_once(several: Several) -> None:
     ],
 )
 def test_each_limit_bounds_each_batch(several: Several, raw: dict[str, Any], most: int) -> None:
-    """Also one that is smaller than a message; each weighs 1,000 bytes with its headers."""
+    """A limit below one message counts too. Each message has 1,000 bytes with its headers."""
     sent = [body for at in range(3) for body in several.send(at, 3, size=995)]
 
-    got = [bodies(*tables) for tables in several.bench.batches(several.loop(**raw))]
+    got = [bodies(*tables) for tables in several.bench.run_batches(several.stream_driver(**raw))]
 
     assert sorted(body for batch in got for body in batch) == sorted(sent)
     assert all(0 < len(batch) <= most for batch in got)
 
 
 def test_too_few_in_all_queues_are_waited_for_but_not_too_long(several: Several) -> None:
-    """They count together; the end of the wait may come before the next peekDelay."""
+    """All queues count together. The wait may end before the next peekDelay."""
     clock = Clock()
     raw = {"minMessagesPerTrigger": "10", "maxTriggerDelay": "60s", "peekDelay": "1s"}
-    loop = several.loop(clock=clock, **raw)
+    loop = several.stream_driver(clock=clock, **raw)
     several.send(0, 4)
     several.send(1, 5)
     assert loop.latest(INITIAL) == INITIAL
     several.send(2, 1)
     clock.now += 1.0
-    end, tables = several.bench.batch(loop)
+    end, tables = several.bench.run_batch(loop)
     assert counts(tables) == {0: 4, 1: 5, 2: 1}
 
     several.send(1, 3)
@@ -408,13 +447,13 @@ def test_too_few_in_all_queues_are_waited_for_but_not_too_long(several: Several)
         assert loop.latest(end) == end
     clock.now += 0.5
 
-    assert counts(several.bench.batch(loop, end)[1]) == {1: 3}
+    assert counts(several.bench.run_batch(loop, end)[1]) == {1: 3}
 
 
 def test_ranges_that_share_a_partition_keep_their_receipts(several: Several) -> None:
     """One task of Spark receives them all, and its retry hands out what it received."""
     sent = [several.send(at, 2) for at in range(3)]
-    options = several.bench.source(queues=", ".join(several.listed), maxConcurrency="1")
+    options = several.bench.source_options(queues=", ".join(several.listed), maxConcurrency="1")
     reader = StreamReader(options, StructType([StructField("body", BinaryType())]))
     with closing(reader.driver):
         end = reader.latestOffset(reader.initialOffset())

@@ -18,10 +18,12 @@ import pytest
 from servers import only
 from strict_headers import loads
 
-from sqlq_spark.admin import checks, inspect
+from sqlq_spark.admin import doctor
+from sqlq_spark.admin.messages import list_messages
 from sqlq_spark.wire.headers import FAULT_PREFIXES, parse_wire_time
 
 from .conftest import Bench, bodies
+from .test_wire import MAPS, expected, put, read
 
 FAILURE = {
     "NServiceBus.MessageId",
@@ -40,14 +42,14 @@ CORRUPT = "SqlQueue.CorruptHeaders"
 
 def divert(bench: Bench) -> None:
     """Receive all that waits, with an error queue; nothing of it is delivered."""
-    rows = bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
+    rows = bench.receive(bench.task(bench.new_stream(), error_address=bench.error_queue))
     assert bodies(rows) == []
-    assert bench.seqs() == []
+    assert bench.waiting_seqs() == []
 
 
 def service_control_retries(bench: Bench) -> None:
     """Send back what the error queue holds, as ServiceControl does."""
-    for row in bench.dotnet.rows(bench.errors):
+    for row in bench.dotnet.rows(bench.error_queue):
         headers = {
             name: value
             for name, value in json.loads(row.headers or "").items()
@@ -56,24 +58,24 @@ def service_control_retries(bench: Bench) -> None:
         headers["ServiceControl.Retry.UniqueMessageId"] = str(uuid.uuid4())
         headers["ServiceControl.Retry.AcknowledgementQueue"] = "error"
         bench.dotnet.send(bench.queue, json.dumps(headers), row.body)
-    bench.dotnet.dba.empty(bench.errors)
+    bench.dotnet.dba.empty(bench.error_queue)
 
 
 def test_poison_gets_headers_that_can_be_read(bench: Bench) -> None:
-    """Those of a failure, and its old text; nothing of the text is in the message for operators."""
+    """They are those of a failure, and the old text. The failure's message does not quote it."""
     text = 'not json "\\/\x01\u2028\ufeffé🚀'
     row = bench.dotnet.send(bench.queue, text, b"\x00body", lives=60_000)
 
     divert(bench)
 
-    (moved,) = bench.dotnet.rows(bench.errors)
+    (moved,) = bench.dotnet.rows(bench.error_queue)
     assert (moved.id, moved.expires, moved.body) == (row, None, b"\x00body")
     headers = loads(moved.headers)
     assert headers is not None
     assert headers.keys() == {*FAILURE, CORRUPT}
     assert headers["NServiceBus.MessageId"] == str(row)
     assert headers["NServiceBus.EnclosedMessageTypes"] == "SqlQueue.Poison"
-    assert headers["NServiceBus.FailedQ"] == bench.desk.canonical(bench.queue)
+    assert headers["NServiceBus.FailedQ"] == bench.connection.canonical(bench.queue)
     assert headers["NServiceBus.ProcessingEndpoint"] == "orders"
     assert headers["NServiceBus.ExceptionInfo.ExceptionType"] == "SqlQueue.Poison"
     assert "not json" not in str(headers["NServiceBus.ExceptionInfo.Message"])
@@ -82,13 +84,33 @@ def test_poison_gets_headers_that_can_be_read(bench: Bench) -> None:
     assert bench.dotnet.state_rows("receipt", "messages, diverted") == [(0, 1)]
 
 
+def test_poison_goes_to_the_error_queue_and_nothing_else_does(bench: Bench) -> None:
+    """
+    A row keeps its id and body, and its text becomes a header.
+
+    It gets no expiry, and is counted.
+    """
+    rows = [case for case in put(bench, None, elsewhere=False) if not case.expired]
+    poison = [case for case in rows if case.poison]
+
+    tables = [bench.receive(bench.task(bench.new_stream(), error_address=bench.error_queue))]
+
+    assert read(tables, MAPS) == expected(case for case in rows if not case.poison)
+    moved = bench.dotnet.rows(bench.error_queue)
+    assert [
+        (row.id, row.expires, (loads(row.headers) or {})[CORRUPT], row.body) for row in moved
+    ] == [(case.id, None, case.headers, case.body) for case in poison]
+    counted = [(len(rows) - len(poison), len(poison))]
+    assert bench.dotnet.state_rows("receipt", "messages, diverted") == counted
+
+
 def test_for_a_reader_of_the_error_queue_it_is_an_ordinary_row(bench: Bench) -> None:
-    """Its headers as they stand, and none corrupt; without an error queue it is delivered."""
+    """A browse shows the new headers. A stream without an error queue delivers the row."""
     bench.dotnet.send(bench.queue, "[]", b"poison")
     divert(bench)
 
-    (shown,) = inspect.messages(bench.desk, bench.errors, limit=9)
-    task = bench.task(bench.new_stream(), queue=bench.errors)
+    (shown,) = list_messages(bench.connection, bench.error_queue, limit=9)
+    task = bench.task(bench.new_stream(), queue=bench.error_queue)
     delivered = bench.receive(task)
 
     assert shown.corrupt_headers is None
@@ -98,29 +120,29 @@ def test_for_a_reader_of_the_error_queue_it_is_an_ordinary_row(bench: Bench) -> 
 
 
 def test_doctor_calls_it_poison(bench: Bench) -> None:
-    """As it does where the headers cannot be read."""
+    """`doctor` counts it together with messages whose headers cannot be read."""
     bench.dotnet.send(bench.queue, "[]", b"poison")
     divert(bench)
-    bench.dotnet.send(bench.errors, "[]", b"of an endpoint")
+    bench.dotnet.send(bench.error_queue, "[]", b"of an endpoint")
 
-    found = checks.run_all_checks(bench.desk, [bench.errors])
+    found = doctor.run_all_checks(bench.connection, [bench.error_queue])
 
     (poison,) = [each for each in found if each.name == "poison"]
     assert poison.found.startswith("2 of 2 messages at its head cannot be read (poison)")
 
 
 def test_poison_that_comes_back_goes_there_again(bench: Bench) -> None:
-    """With the same MessageId and old text, however often; a sink never gets it."""
+    """It keeps its MessageId and its old text, however often ServiceControl retries it."""
     row = bench.dotnet.send(bench.queue, "[]", b"poison")
     divert(bench)
     for _ in range(2):
-        before = bench.failures()[b"poison"]
+        before = bench.error_queue_headers()[b"poison"]
         service_control_retries(bench)
         returned = bench.dotnet.rows(bench.queue)[0]
 
         divert(bench)
 
-        after = bench.failures()[b"poison"]
+        after = bench.error_queue_headers()[b"poison"]
         assert returned.id != row
         added = {
             "ServiceControl.Retry.UniqueMessageId",
@@ -134,13 +156,13 @@ def test_poison_that_comes_back_goes_there_again(bench: Bench) -> None:
 
 
 def test_poison_in_an_error_queue_that_is_read_stays_as_it_is(bench: Bench) -> None:
-    """A stream may read `error`, and pass it on to operators: FailedQ is where it failed first."""
+    """A stream may read `error` and divert to operators. FailedQ is where the row failed first."""
     row = bench.dotnet.send(bench.queue, "[]", b"poison")
     divert(bench)
-    before = bench.dotnet.rows(bench.errors)
-    operators = bench.another("operators")
+    before = bench.dotnet.rows(bench.error_queue)
+    operators = bench.create_queue("operators")
 
-    task = bench.task(bench.new_stream(), queue=bench.errors, error_address=operators)
+    task = bench.task(bench.new_stream(), queue=bench.error_queue, error_address=operators)
     assert bench.receive(task).num_rows == 0
 
     (after,) = bench.dotnet.rows(operators)
@@ -148,7 +170,7 @@ def test_poison_in_an_error_queue_that_is_read_stays_as_it_is(bench: Bench) -> N
 
 
 def test_a_row_that_says_it_is_poison_goes_there_too(bench: Bench) -> None:
-    """Whoever wrote it; without a MessageId it gets its row's."""
+    """Anyone may write such a row. Without a MessageId it gets the id of its row."""
     text = (
         '{"NServiceBus.EnclosedMessageTypes":"SqlQueue.Poison","NServiceBus.Retries":"2","a":"b"}'
     )
@@ -156,7 +178,7 @@ def test_a_row_that_says_it_is_poison_goes_there_too(bench: Bench) -> None:
 
     divert(bench)
 
-    headers = bench.failures()[b"forged"]
+    headers = bench.error_queue_headers()[b"forged"]
     assert headers.keys() == {*FAILURE, "a"}
     assert headers["NServiceBus.MessageId"] == str(row)
 
@@ -167,8 +189,8 @@ def test_a_row_that_says_it_is_poison_goes_there_too(bench: Bench) -> None:
 def test_headers_that_become_too_large_stay_as_they_are(
     bench: Bench, caplog: pytest.LogCaptureFixture, letter: str, many: int, more: int
 ) -> None:
-    """An escape makes a text six times as long; the log says that ServiceControl cannot read it."""
-    (width,) = bench.desk.stored_bytes(pa.array(["x"])).to_pylist()
+    """Escapes make a text six times as long. The log says that ServiceControl cannot read it."""
+    (width,) = bench.connection.stored_bytes(pa.array(["x"])).to_pylist()
     text = letter * (many // width)
     longer = text + letter * (more // width)
     bench.dotnet.send(bench.queue, text, b"fits")
@@ -177,7 +199,7 @@ def test_headers_that_become_too_large_stay_as_they_are(
     with caplog.at_level(logging.WARNING):
         divert(bench)
 
-    found = {row.body: row.headers for row in bench.dotnet.rows(bench.errors)}
+    found = {row.body: row.headers for row in bench.dotnet.rows(bench.error_queue)}
     assert json.loads(found[b"fits"] or "")[CORRUPT] == text
     assert found[b"large"] == longer
     assert "1 poison messages keep their headers" in caplog.text
@@ -185,7 +207,7 @@ def test_headers_that_become_too_large_stay_as_they_are(
 
 @only("sqlserver", "a text with half of a surrogate pair")
 def test_a_lone_surrogate_becomes_a_replacement_character(bench: Bench) -> None:
-    """Text of SQL Server is any UTF-16."""
+    """SQL Server stores any UTF-16 as text."""
     bench.dotnet.dba.on(
         bench.queue,
         "INSERT INTO {queue} (Id, Recoverable, Headers, Body) "
@@ -194,4 +216,19 @@ def test_a_lone_surrogate_becomes_a_replacement_character(bench: Bench) -> None:
 
     divert(bench)
 
-    assert bench.failures()[b"\x01"][CORRUPT] == "[\ufffd"
+    assert bench.error_queue_headers()[b"\x01"][CORRUPT] == "[\ufffd"
+
+
+@only("postgresql", "an id that must be unique")
+def test_poison_whose_id_is_in_the_error_queue_gets_a_new_one(bench: Bench) -> None:
+    """The row that is there already stays. The MessageId is the id that the moved row had."""
+    row = bench.dotnet.send(bench.queue, "[]", b"second")
+    bench.dotnet.send(bench.error_queue, "{}", b"first", row=row)
+
+    bench.receive(bench.task(bench.new_stream(), error_address=bench.error_queue))
+
+    first, second = bench.dotnet.rows(bench.error_queue)
+    assert (first.id, first.body) == (row, b"first")
+    assert second.body == b"second"
+    assert second.id != row
+    assert json.loads(second.headers or "")["NServiceBus.MessageId"] == str(row)

@@ -11,13 +11,14 @@ from waiting import until
 
 from sqlq_spark import errors
 from sqlq_spark.receive import receipts
-from sqlq_spark.receive.task import Task, receive
+from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.rows import NO_SPARK_BATCH, SparkBatch
 
 from .conftest import TIMEOUT, Bench, bodies
 
 if TYPE_CHECKING:
     from sqlq_spark.database import Connection
+    from sqlq_spark.receive.batch import Task
     from sqlq_spark.wire.address import QueueAddress
 
 QUERY, OTHER_QUERY = "6f1c4c1e-0000-4000-8000-000000000001", "6f1c4c1e-0000-4000-8000-000000000002"
@@ -52,9 +53,9 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_stream_of_a_run_receives_from_a_queue(bench: Bench, name: str) -> None:
-    """The other one takes nothing and leaves no receipt, also if it was planned much later."""
+    """The other stream takes nothing and leaves no receipt, even if it was planned much later."""
     case = CASES[name]
-    other = bench.another("other")
+    other = bench.create_queue("other")
     bench.dotnet.send(bench.queue, body=b"first")
     first = bench.new_stream()
     assert bodies(bench.receive(bench.task(first), spark_batch=case.first)) == [b"first"]
@@ -69,12 +70,12 @@ def test_one_stream_of_a_run_receives_from_a_queue(bench: Bench, name: str) -> N
         with pytest.raises(errors.QueueReadTwice, match=f"streams, {first} and {task.stream}"):
             bench.receive(task, spark_batch=case.second)
 
-    assert bench.bodies() == [b"second"]
+    assert bench.waiting_bodies() == [b"second"]
     assert bench.dotnet.state_rows("receipt", "stream") == [(first,)]
 
 
 def test_a_receipt_of_a_refused_stream_is_not_handed_out(bench: Bench) -> None:
-    """It may be of a release before this rule: its rows are a part of the messages, as before."""
+    """A release without this rule may have written it. It holds a part of the messages only."""
     bench.dotnet.send(bench.queue)
     second = bench.task(bench.new_stream())
     bench.receive(second)
@@ -87,32 +88,32 @@ def test_a_receipt_of_a_refused_stream_is_not_handed_out(bench: Bench) -> None:
 def test_a_stream_enters_itself_once_in_each_run(bench: Bench) -> None:
     """A later batch and a replay ask nothing more, and a new run asks once."""
     stream = bench.new_stream()
-    bench.watched = True
-    session = bench.session()
+    bench.records_statements = True
+    session = bench.new_session()
     entered = []
     for batch, spark_batch in ((1, RUN), (1, RUN), (2, RUN), (2, NEXT_RUN), (3, NEXT_RUN)):
-        bench.said.clear()
+        bench.statements.clear()
         bench.receive(bench.task(stream, batch=batch), session.open(), spark_batch)
-        entered.append(bench.said.count("enter_query"))
+        entered.append(bench.statements.count("enter_query"))
 
     assert entered == [1, 0, 0, 1, 0]
 
 
 @pytest.mark.parametrize("queries", [1, 2])
 def test_two_streams_that_enter_at_once(bench: Bench, queries: int) -> None:
-    """The second one waits for the first one's commit; of one query it is refused then."""
+    """The second waits for the first one's commit, and is refused if both are of one query."""
     bench.dotnet.send(bench.queue, body=b"message")
     first, second = bench.task(bench.new_stream()), bench.task(bench.new_stream())
     beside = RUN if queries == 1 else IN_ANOTHER_QUERY
-    session = bench.session("second")
+    session = bench.new_session("second")
     work = partial(receive, task=second, spark_batch=beside)
-    connection = bench.open("first")
+    connection = bench.open_connection("first")
 
     connection.begin()
     enter(connection, first, bench.queue)
-    attempt = bench.thread(lambda: session.run_with_retries(work))
+    attempt = bench.run_in_thread(lambda: session.run_with_retries(work))
     if queries == 1:
-        until(lambda: bench.dotnet.waiting(f"{bench.name} second"))
+        until(lambda: bench.dotnet.waiting(f"{bench.session_prefix} second"))
         assert not attempt.done()
         connection.run("commit")
         with pytest.raises(errors.QueueReadTwice):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -10,10 +10,10 @@ import pytest
 from servers import only
 
 from sqlq_spark import errors
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin.messages import list_messages
 from sqlq_spark.receive import receipts
-from sqlq_spark.receive.offset import INITIAL, Offset, QueuePlan
-from sqlq_spark.wire.headers import TIME_SENT, dumps, wire_time
+from sqlq_spark.receive.batch import INITIAL, Offset, QueuePlan
+from sqlq_spark.wire.headers import TIME_SENT, dumps, format_wire_time
 from sqlq_spark.wire.rows import SparkBatch
 
 from .conftest import Bench, bodies
@@ -40,33 +40,35 @@ def end_of(stream: str, batch: int, *, tasks: int) -> Offset:
     return Offset(stream=stream, batch=batch, plan=(part,))
 
 
-def ack(bench: Bench, end: Offset, who: receipts.Claim | None = None) -> None:
+def ack(bench: Bench, end: Offset, claim: receipts.Claim | None = None) -> None:
     """Acknowledge a batch as a driver does."""
     with bench.transaction():
-        receipts.acknowledge(bench.desk, end, who or bench.who)
+        receipts.acknowledge(bench.connection, end, claim or bench.claim)
 
 
 def lax(bench: Bench, **raw: str) -> receipts.Claim:
-    """A driver that goes on after data loss."""
-    return replace(bench.who, options=bench.source(failOnDataLoss="false", **raw))
+    """The claim of a driver that goes on after data loss."""
+    return replace(bench.claim, options=bench.source_options(failOnDataLoss="false", **raw))
 
 
 def test_an_ack_deletes_the_receipts_and_adds_up_what_they_held(bench: Bench) -> None:
-    """Of this stream and up to this batch, no others; done again, it changes nothing."""
+    """Receipts of other streams and of later batches stay. A second ack changes nothing."""
     stream, other = bench.new_stream(), bench.new_stream()
     received(bench, stream)
     bench.receive(bench.task(stream, task=1))
     bench.dotnet.send(bench.queue, lives=-1)
     bench.dotnet.send(bench.queue, "[]")
-    bench.receive(bench.task(stream, task=2, error_address=bench.errors))
+    bench.receive(bench.task(stream, task=2, error_address=bench.error_queue))
     received(bench, stream, batch=2)
     received(bench, other)
 
-    done, again = bench.ack(stream, 1), bench.ack(stream, 1)
+    done = bench.acknowledge(stream, 1)
+    again = bench.acknowledge(stream, 1)
 
-    assert (done.batch, *done.counts.values()) == (1, 3, 1, 1, 0)
-    assert astuple(done.outcome) == (3, 1, 5)
-    assert (again.batch, again.outcome.tasks) == (1, 0)
+    counts = {"messages": 3, "expired": 1, "diverted": 1, "forwarded": 0}
+    assert done.report() == {"batch": 1, "tasks": 3, "emptyTasks": 1, **counts}
+    assert done.taken == 5
+    assert (again.batch, again.outcomes) == (1, ())
     assert bench.dotnet.state_rows("receipt", ROWS) == sorted([(stream, 2, 0), (other, 1, 0)])
     columns = "acked_batch, messages, expired, diverted"
     assert bench.dotnet.state_rows("stream", columns) == [(0, 0, 0, 0), (1, 3, 1, 1)]
@@ -76,13 +78,15 @@ def test_an_ack_deletes_the_receipts_and_adds_up_what_they_held(bench: Bench) ->
 def test_an_ack_ahead_of_the_stream_is_a_database_that_went_back(
     bench: Bench, caplog: pytest.LogCaptureFixture, start: int
 ) -> None:
-    """A standby that was behind, a backup: what was received since would come again, unsaid."""
+    """Without the error, a stream would repeat messages after a restore or a late failover."""
     stream = bench.new_stream(acked=2)
 
     with pytest.raises(errors.DatabaseRolledBack) as caught:
-        bench.ack(stream, start)
+        bench.acknowledge(stream, start)
 
-    said = f"is at batch {start}, but {bench.desk.server} has acknowledged only up to batch 2. "
+    said = (
+        f"is at batch {start}, but {bench.connection.server} has acknowledged only up to batch 2. "
+    )
     assert said in str(caught.value)
     assert bench.dotnet.state_rows("stream", "acked_batch") == [(2,)]
     ack(bench, Offset(stream=stream, batch=start), lax(bench))
@@ -92,29 +96,29 @@ def test_an_ack_ahead_of_the_stream_is_a_database_that_went_back(
 
 @pytest.mark.parametrize("driver", ["the driver", "one before"])
 def test_a_plan_ahead_of_the_stream_is_a_database_that_went_back(bench: Bench, driver: str) -> None:
-    """A query that runs through a failover receives nothing again; its claim may be lost too."""
+    """A query that runs through a failover repeats nothing, even if its claim is lost too."""
     stream = bench.new_stream(acked=2)
-    who = replace(bench.who, driver=driver)
+    claim = replace(bench.claim, driver=driver)
 
     with (
         pytest.raises(errors.DatabaseRolledBack, match=r"is at batch 4, but .* only up to batch 2"),
         bench.transaction(),
     ):
-        receipts.lock_for_plan(bench.desk, stream, 5, who)
+        receipts.lock_for_plan(bench.connection, stream, 5, claim)
 
     assert bench.dotnet.state_rows("stream", "acked_batch, plan_batch") == [(2, None)]
     with bench.transaction():
-        assert receipts.lock_for_plan(bench.desk, stream, 5, lax(bench)) is None
-    bench.plan(stream, 5)
+        assert receipts.lock_for_plan(bench.connection, stream, 5, lax(bench)) is None
+    bench.store_empty_plan(stream, 5)
     assert bench.dotnet.state_rows("stream", "plan_batch") == [(5,)]
 
 
 def test_missing_receipts_may_be_an_error(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """A takeover of the server may have lost them. By default, or with another option, it warns."""
+    """A failover may have lost them. By default, or with failOnDataLoss=false, the stream warns."""
     stream, raw = bench.new_stream(), {"failOnMissingReceipts": "true"}
-    bench.plan(stream, 1)
+    bench.store_empty_plan(stream, 1)
     received(bench, stream)
-    strict = replace(bench.who, options=bench.source(**raw))
+    strict = replace(bench.claim, options=bench.source_options(**raw))
 
     with pytest.raises(errors.ReceiptsMissing, match="had 3 tasks and left 1 receipts"):
         ack(bench, end_of(stream, 1, tasks=3), strict)
@@ -123,7 +127,7 @@ def test_missing_receipts_may_be_an_error(bench: Bench, caplog: pytest.LogCaptur
     assert "the stream goes on after data loss" in caplog.text
     ack(bench, end_of(stream, 1, tasks=3), strict)
     assert bench.dotnet.state_rows("receipt", ROWS) == []
-    bench.plan(stream, 2)
+    bench.store_empty_plan(stream, 2)
     received(bench, stream, batch=2)
     ack(bench, end_of(stream, 2, tasks=3))
     assert "batch 2 had 3 tasks and left 1 receipts: " in caplog.text
@@ -131,11 +135,11 @@ def test_missing_receipts_may_be_an_error(bench: Bench, caplog: pytest.LogCaptur
 
 
 def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None:
-    """And one of a stream of another queue, and one of no stream at all; nothing changes."""
+    """A stream of another queue and an unknown stream are refused too. Nothing changes."""
     stream = bench.new_stream()
     received(bench, stream)
-    other = replace(bench.who, driver="another")
-    elsewhere = replace(bench.who, options=bench.source(queues="x"))
+    other = replace(bench.claim, driver="another")
+    elsewhere = replace(bench.claim, options=bench.source_options(queues="x"))
 
     end = Offset(stream=stream, batch=1)
 
@@ -149,19 +153,19 @@ def test_an_ack_by_a_driver_that_was_taken_over_is_refused(bench: Bench) -> None
     ack(bench, end, other)
     assert bench.dotnet.state_rows("receipt", ROWS) == []
     with pytest.raises(errors.StreamTakenOver):
-        bench.ack(stream, 1)
+        bench.acknowledge(stream, 1)
 
 
 def test_a_return_that_fails_keeps_the_receipt_and_leaves_the_stream_alone(bench: Bench) -> None:
-    """A mistyped batch must not close batches that were never planned; a queue may be gone."""
+    """A mistyped batch must not close unplanned batches. The queue may be gone."""
     stream = bench.new_stream()
     received(bench, stream)
 
-    assert bench.return_(stream, batch=999) == 0
-    assert bench.drop(stream, batch=999) == 0
+    assert bench.return_receipt(stream, batch=999) == 0
+    assert bench.drop_receipt(stream, batch=999) == 0
     bench.dotnet.dba.drop(bench.queue)
     with pytest.raises(errors.QueueNotFound):
-        bench.return_(stream)
+        bench.return_receipt(stream)
 
     assert bench.dotnet.state_rows("stream", "acked_batch") == [(0,)]
     bench.dotnet.create(bench.queue)
@@ -170,8 +174,8 @@ def test_a_return_that_fails_keeps_the_receipt_and_leaves_the_stream_alone(bench
 
 @only("postgresql", "times beyond the year 9999")
 def test_a_time_beyond_all_calendars_stops_nothing(bench: Bench) -> None:
-    """A time that Python has not: it is shown, received, diverted, and returned without it."""
-    sent = dumps({TIME_SENT: wire_time(datetime.now(UTC))})
+    """Python has no such time. Its message is shown, received, diverted and returned without it."""
+    sent = dumps({TIME_SENT: format_wire_time(datetime.now(UTC))})
     expires = ["infinity", "294276-12-31", "-infinity", "0044-03-15 BC"]
     for at, each in enumerate(expires):
         bench.dotnet.send(bench.queue, sent, b"good %d" % at, lives=3_600_000)
@@ -179,13 +183,15 @@ def test_a_time_beyond_all_calendars_stops_nothing(bench: Bench) -> None:
         where = f"WHERE Seq > {2 * at}"
         bench.dotnet.dba.on(bench.queue, f"UPDATE {{queue}} SET Expires = '{each}' {where}")
 
-    seen = list(inspect.messages(bench.desk, bench.queue, limit=9))
-    end, tables = bench.batch(bench.loop(errorQueue=bench.address("error"), maxConcurrency="1"))
-    returned = bench.return_(str(end.stream))
+    seen = list(list_messages(bench.connection, bench.queue, limit=9))
+    end, tables = bench.run_batch(
+        bench.stream_driver(errorQueue=bench.address("error"), maxConcurrency="1")
+    )
+    returned = bench.return_receipt(str(end.stream))
 
     assert len(seen) == 8
     assert bodies(*tables) == [b"good 0", b"good 1"]
-    assert bench.bodies(bench.errors) == [b"poison 0", b"poison 1"]
+    assert bench.waiting_bodies(bench.error_queue) == [b"poison 0", b"poison 1"]
     assert returned == 2
     assert [row.expires for row in bench.dotnet.rows(bench.queue)] == [None, None]
 
@@ -197,34 +203,34 @@ def receive(
     bench: Bench, loop: StreamDriver, end: Offset, number: int, query: str = "query"
 ) -> list[bytes]:
     """Run the tasks of a batch, which has this number in the checkpoint of a query."""
-    spark_batch = SparkBatch(query_id=query, run_id=loop.claim.driver, number=number)
+    spark_batch = SparkBatch(query_id=query, run_id=loop.memory.claim.driver, number=number)
     return bodies(*(bench.receive(task, spark_batch=spark_batch) for task in loop.tasks(end)))
 
 
 @pytest.mark.parametrize(("last", "files"), [(0, "0"), (1, "0 to 1")])
 def test_a_lost_first_entry_is_an_error_with_the_files(bench: Bench, last: int, files: str) -> None:
-    """Whether Spark has only received the lost batch, or has planned the one after it."""
-    loop, end = bench.loop(), INITIAL
+    """Spark has received the lost batch, or has also planned the next one."""
+    loop, end = bench.stream_driver(), INITIAL
     for number in range(last + 1):
         bench.dotnet.send(bench.queue)
         end = loop.latest(end)
         receive(bench, loop, end, number)
     bench.dotnet.send(bench.queue, body=b"new")
-    again = bench.loop()
+    again = bench.stream_driver()
 
     with pytest.raises(errors.CheckpointIncomplete) as caught:
         receive(bench, again, again.latest(INITIAL), 0)
 
     error = caught.value
-    assert bench.bodies() == [b"new"]
+    assert bench.waiting_bodies() == [b"new"]
     assert (error.query, error.batch, error.high_water) == ("query", 0, last)
     assert f"files of batch {files} in its folders offsets and commits" in str(error)
 
 
 def test_a_receipt_is_not_handed_out_for_another_batch_of_its_query(bench: Bench) -> None:
-    """As when another kind of source is in the query, and several last entries are lost."""
+    """The query has a source of another kind, and several last entries are lost."""
     bench.dotnet.send(bench.queue)
-    loop = bench.loop()
+    loop = bench.stream_driver()
     end = loop.latest(INITIAL)
     got = receive(bench, loop, end, 1)
 
@@ -232,20 +238,20 @@ def test_a_receipt_is_not_handed_out_for_another_batch_of_its_query(bench: Bench
         receive(bench, loop, end, 0)
 
     assert (caught.value.batch, caught.value.high_water) == (0, 1)
-    assert receive(bench, bench.loop(failOnDataLoss="false"), end, 0) == got == [b"{}"]
+    assert receive(bench, bench.stream_driver(failOnDataLoss="false"), end, 0) == got == [b"{}"]
 
 
-@pytest.mark.parametrize("move", [Bench.return_, Bench.drop])
+@pytest.mark.parametrize("move", [Bench.return_receipt, Bench.drop_receipt])
 def test_what_an_operator_moved_closes_the_batch(bench: Bench, move: Callable[..., int]) -> None:
-    """The sink may hold it; a new checkpoint receives what was returned."""
+    """The sink may hold it already. A new checkpoint receives what was returned."""
     bench.dotnet.send(bench.queue)
-    loop = bench.loop()
+    loop = bench.stream_driver()
     end = loop.latest(INITIAL)
     receive(bench, loop, end, 0)
     move(bench, str(end.stream))
-    if move is Bench.drop:
+    if move is Bench.drop_receipt:
         bench.dotnet.send(bench.queue)
-    again = bench.loop()
+    again = bench.stream_driver()
     end = again.latest(INITIAL)
 
     with pytest.raises(errors.CheckpointIncomplete) as caught:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import uuid
 from collections import Counter
@@ -19,13 +18,14 @@ from servers import only
 from waiting import until
 
 from sqlq_spark import errors
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin.messages import list_messages
+from sqlq_spark.database.looks import SAMPLED
 from sqlq_spark.database.postgresql import connection as postgresql
-from sqlq_spark.receive import browse, poison
+from sqlq_spark.receive import browse
 from sqlq_spark.receive import task as module
+from sqlq_spark.receive.batch import Task, TaskResult
 from sqlq_spark.receive.receipts import save
-from sqlq_spark.receive.task import Task, TaskResult, receive
-from sqlq_spark.wire.headers import MESSAGE_ID
+from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.rows import QUEUE_ROW, SparkBatch
 
 from .conftest import ON_DATABASE, TIMEOUT, Bench, bodies
@@ -33,7 +33,7 @@ from .transport import Busy
 
 
 def test_messages_arrive_as_sent_and_expired_ones_are_gone(bench: Bench) -> None:
-    """A body of NULL too, and with the time that is left; the receipt counts them all."""
+    """A body of NULL and the time that is left arrive too. The receipt counts all messages."""
     text = '{"key\\/with":"\\uD83D\\uDE80","n":null,"ü":"x \\u0000"}'
     for headers, body, lives in (
         *((text, b"\x00\xff", None), (text, None, None), (text, b"", 60_000)),
@@ -41,31 +41,31 @@ def test_messages_arrive_as_sent_and_expired_ones_are_gone(bench: Bench) -> None
     ):
         bench.dotnet.send(bench.queue, headers, body, lives=lives)
     alive = bench.dotnet.rows(bench.queue)[:3]
-    task = bench.task(bench.new_stream(), batch=3, task=2, error_address=bench.errors)
+    task = bench.task(bench.new_stream(), batch=3, task=2, error_address=bench.error_queue)
 
-    rows = receive(bench.open(), task, spark_batch=SparkBatch(query_id="q", number=7))
+    rows = receive(bench.open_connection(), task, spark_batch=SparkBatch(query_id="q", number=7))
 
     assert rows.to_pylist() == [row._asdict() | {"id": row.id.bytes} for row in alive]
-    assert bench.seqs() == []
-    assert bench.bodies(bench.errors) == []
+    assert bench.waiting_seqs() == []
+    assert bench.waiting_bodies(bench.error_queue) == []
     weight = 3 * len(text.encode()) + 2
     columns = "stream, batch, task, queue, messages, expired, diverted, bytes"
     assert bench.dotnet.state_rows("receipt", f"{columns}, query_id, query_batch, settled") == [
-        (task.stream, 3, 2, bench.stated, 3, 3, 0, weight, "q", 7, False)
+        (task.stream, 3, 2, bench.queue_in_options, 3, 3, 0, weight, "q", 7, False)
     ]
 
 
 @settings(ON_DATABASE, max_examples=30)
 @given(data=st.data(), sizes=st.lists(st.integers(0, 3000), max_size=25))
 def test_the_lowest_that_fit_are_taken(bench: Bench, data: st.DataObject, sizes: list[int]) -> None:
-    """Up to the count, and until those before weigh the ceiling; its retry has the same rows."""
+    """A task stops at its count or at its ceiling of bytes. A retry gets the same rows."""
     gone, held = (data.draw(st.sets(st.integers(0, 24), max_size=4)) for _ in range(2))
     bounds = data.draw(st.tuples(st.integers(0, 26), st.integers(0, 26)))
     messages, ceiling = data.draw(st.integers(1, 26)), data.draw(st.integers(1, 12_000))
     guess, step = data.draw(st.floats(0.5, 5000)), data.draw(st.integers(1, 4000))
     bench.dotnet.dba.empty(bench.queue)
     bench.dotnet.send_many(bench.queue, [b"x" * size for size in sizes])
-    base = bench.seqs()[0] if sizes else 0
+    base = bench.waiting_seqs()[0] if sizes else 0
     bench.dotnet.dba.do("delete", bench.queue, seqs=[base + at for at in gone])
     weights = {row.seq: len(row.body or b"") + 2 for row in bench.dotnet.rows(bench.queue)}
     first, stop = (base + each for each in bounds)
@@ -83,7 +83,7 @@ def test_the_lowest_that_fit_are_taken(bench: Bench, data: st.DataObject, sizes:
 
     taken = rows["seq"].to_pylist()
     assert taken == free[: len(taken)]
-    assert bench.seqs() == sorted(weights.keys() - {*taken})
+    assert bench.waiting_seqs() == sorted(weights.keys() - {*taken})
     weight = sum(weights[at] for at in taken)
     assert len(taken) == min(messages, len(free)) or weight >= ceiling
     assert not taken or weight - weights[taken[-1]] < ceiling
@@ -92,7 +92,7 @@ def test_the_lowest_that_fit_are_taken(bench: Bench, data: st.DataObject, sizes:
 
 
 def test_a_replay_gives_messages_that_expired_since(bench: Bench) -> None:
-    """What was received once is received, however long Spark takes."""
+    """A message that was received is handed out again, however long Spark takes."""
     for lives in (300, 3_000, 30_000):  # a machine that stands still may find it expired
         bench.dotnet.send(bench.queue, body=b"short", lives=lives)
         stream = bench.new_stream()
@@ -107,14 +107,14 @@ def test_a_replay_gives_messages_that_expired_since(bench: Bench) -> None:
 
 
 def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) -> None:
-    """It waits before it takes anything: it would skip the rows, and leave an empty receipt."""
+    """It waits before it takes anything. Otherwise it would leave an empty receipt."""
     bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(50)])
-    task, second = bench.task(bench.new_stream()), bench.session("second")
+    task, second = bench.task(bench.new_stream()), bench.new_session("second")
 
-    with bench.running(task, "first") as rows:
+    with bench.uncommitted_task(task, "first") as rows:
         do = partial(receive, task=task, spark_batch=SparkBatch())
-        attempt = bench.thread(lambda: second.run_with_retries(do))
-        until(lambda: bench.dotnet.waiting(f"{bench.name} second"))
+        attempt = bench.run_in_thread(lambda: second.run_with_retries(do))
+        until(lambda: bench.dotnet.waiting(f"{bench.session_prefix} second"))
         assert not attempt.done()
 
     assert attempt.result(timeout=TIMEOUT).equals(rows)
@@ -122,27 +122,27 @@ def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) 
 
 
 def test_a_receipt_beside_a_returned_one_is_still_handed_out(bench: Bench) -> None:
-    """With failOnDataLoss=false: only what was returned is in the queue again."""
+    """With failOnDataLoss=false only the returned messages are missing from the batch."""
     bench.dotnet.send_many(bench.queue, [b"0", b"1", b"2"])
     stream = bench.new_stream()
     tasks = [bench.task(stream, task=at, first=at + 1, stop=at + 2) for at in range(2)]
     for task in tasks:
         bench.receive(task)
-    bench.return_(stream)
+    bench.return_receipt(stream)
 
-    accepting = bench.source(failOnDataLoss="false")
+    accepting = bench.source_options(failOnDataLoss="false")
     again = [bench.receive(replace(task, options=accepting)) for task in tasks]
 
     assert [bodies(rows) for rows in again] == [[], [b"1"]]
-    assert bench.bodies() == [b"2", b"0"]
+    assert bench.waiting_bodies() == [b"2", b"0"]
 
 
 def test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone(bench: Bench) -> None:
-    """The batch is closed; so is one of a stream that is unknown, as of another database."""
+    """Its batch is closed. A task of an unknown stream is refused too."""
     bench.dotnet.send(bench.queue)
     stream = bench.new_stream()
     bench.receive(bench.task(stream))
-    bench.ack(stream, 1)
+    bench.acknowledge(stream, 1)
     bench.dotnet.send(bench.queue, body=b"new")
 
     with pytest.raises(errors.StaleTask, match="ran after the batch was acknowledged"):
@@ -152,28 +152,13 @@ def test_a_zombie_after_the_ack_is_stale_and_leaves_the_queue_alone(bench: Bench
     accepting = bench.receive(bench.task(stream, fail_on_data_loss=False))
 
     assert accepting.num_rows == 0
-    assert bench.bodies() == [b"new"]
+    assert bench.waiting_bodies() == [b"new"]
     assert bench.dotnet.state_rows("receipt", "batch") == []
 
 
-@only("postgresql", "an id that must be unique")
-def test_poison_whose_id_is_in_the_error_queue_gets_a_new_one(bench: Bench) -> None:
-    """What lies there already is not touched; the MessageId is the id that the row had."""
-    row = bench.dotnet.send(bench.queue, "[]", b"second")
-    bench.dotnet.send(bench.errors, "{}", b"first", row=row)
-
-    bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))
-
-    first, second = bench.dotnet.rows(bench.errors)
-    assert (first.id, first.body) == (row, b"first")
-    assert second.body == b"second"
-    assert second.id != row
-    assert json.loads(second.headers or "")[MESSAGE_ID] == str(row)
-
-
 def test_without_its_error_queue_nothing_is_taken(bench: Bench) -> None:
-    """The poison, and the batch with it, stays; for what is too large the error has the facts."""
-    absent, stream = bench.beside("absent"), bench.new_stream()
+    """Poison or a large message stops the whole batch. The error of a large one has its size."""
+    absent, stream = bench.table_beside("absent"), bench.new_stream()
     bench.dotnet.send(bench.queue, "[]")
     with pytest.raises(errors.QueueNotFound):
         bench.receive(bench.task(stream, error_address=absent))
@@ -185,31 +170,31 @@ def test_without_its_error_queue_nothing_is_taken(bench: Bench) -> None:
         bench.receive(large_task(bench, error_address=None))
 
     limit = {"counted": "headers and body", "option": "maxMessageBytes", "largest": 1000}
-    assert vars(caught.value) == {"queue": bench.printed, "seq": 3, "size": 5002, **limit}
-    assert bench.seqs() == [2, 3]
+    assert vars(caught.value) == {"queue": bench.queue_address, "seq": 3, "size": 5002, **limit}
+    assert bench.waiting_seqs() == [2, 3]
     assert bench.dotnet.state_rows("receipt", "batch") == []
 
 
 def test_no_statement_of_an_endpoint_waits_for_our_open_receive(bench: Bench) -> None:
-    """It passes over what we hold; only the purge of everything waits, as for any consumer."""
-    bench.dotnet.create_delayed(bench.delayed)
+    """Endpoints pass over rows that we hold. Only a purge of everything waits."""
+    bench.dotnet.create_delayed(bench.delayed_table)
     for at in range(10):
         bench.dotnet.send(bench.queue, body=b"%d" % at, lives=-1 if at in {2, 7} else None)
-    bench.dotnet.store(bench.delayed, body=b"due", delay=-1)
+    bench.dotnet.store(bench.delayed_table, body=b"due", delay=-1)
     hasty = bench.dotnet.consumer(patience=0.3)
 
-    with bench.running(bench.task(bench.new_stream(), messages=6), "ours") as rows:
+    with bench.uncommitted_task(bench.task(bench.new_stream(), messages=6), "ours") as rows:
         assert rows.num_rows == 5
         assert hasty.peek(bench.queue) == 4
         assert hasty.purge_expired(bench.queue) == 1
-        assert hasty.move(bench.delayed, bench.queue) == 1
+        assert hasty.move(bench.delayed_table, bench.queue) == 1
         hasty.send(bench.queue, body=b"sent")
         got = [hasty.receive(bench.queue) for _ in range(6)]
         with pytest.raises(Busy):
             hasty.purge(bench.queue)
 
     assert [each and each.body for each in got] == [b"6", b"8", b"9", b"due", b"sent", None]
-    assert bench.seqs() == []
+    assert bench.waiting_seqs() == []
 
 
 def test_with_competing_consumers_every_message_is_in_exactly_one_place(bench: Bench) -> None:
@@ -217,7 +202,7 @@ def test_with_competing_consumers_every_message_is_in_exactly_one_place(bench: B
     total, stream = 3000, bench.new_stream()
     begun = threading.Barrier(5)  # nobody goes on before each has got something
     bench.dotnet.send_many(bench.queue, [b"%d" % at for at in range(total)])
-    sent = bench.bodies()
+    sent = bench.waiting_bodies()
 
     def compete() -> list[bytes | None]:
         dotnet, got = bench.dotnet.consumer(), list[bytes | None]()
@@ -228,7 +213,7 @@ def test_with_competing_consumers_every_message_is_in_exactly_one_place(bench: B
         return got
 
     def ours(at: int) -> list[bytes | None]:
-        connection, got = bench.open(f"task {at}"), list[bytes | None]()
+        connection, got = bench.open_connection(f"task {at}"), list[bytes | None]()
         whole = bench.task(stream, task=at, first=at * 1500 + 1, stop=at * 1500 + 1501)
         for batch in range(1, 6):
             task = replace(whole, batch=batch, messages=200 if batch < 5 else total)
@@ -237,11 +222,13 @@ def test_with_competing_consumers_every_message_is_in_exactly_one_place(bench: B
                 begun.wait(TIMEOUT)
         return got
 
-    threads = [bench.thread(compete) for _ in range(3)]
-    threads += [bench.thread(partial(ours, at)) for at in range(2)]
+    threads = [bench.run_in_thread(compete) for _ in range(3)]
+    threads += [bench.run_in_thread(partial(ours, at)) for at in range(2)]
     got = [thread.result(timeout=TIMEOUT) for thread in threads]
 
-    assert Counter(body for part in [*got, bench.bodies()] for body in part) == Counter(sent)
+    assert Counter(body for part in [*got, bench.waiting_bodies()] for body in part) == Counter(
+        sent
+    )
     assert min(map(len, got)) > 0
 
 
@@ -249,40 +236,40 @@ def test_with_competing_consumers_every_message_is_in_exactly_one_place(bench: B
 def test_a_session_lost_at_any_statement_of_a_task_is_done_again(bench: Bench) -> None:
     """Each message is in one place, whether the statement or only its answer was lost."""
     large = b"x" * 5000
-    for session, _ in bench.strikes():
+    for session, _ in bench.kill_at_each_statement():
         bench.dotnet.dba.empty(bench.queue)
-        bench.dotnet.dba.empty(bench.errors)
+        bench.dotnet.dba.empty(bench.error_queue)
         for headers, body in (("{}", b"1"), ("[]", b"poison"), ("{}", large), ("{}", b"4")):
             bench.dotnet.send(bench.queue, headers, body)
         sent = {row.id.bytes for row in bench.dotnet.rows(bench.queue)}
         task = bench.task(
             bench.new_stream(),
-            error_address=bench.errors,
+            error_address=bench.error_queue,
             max_message_bytes=1000,
             bytes_each=9999.0,
         )
 
         rows = session.run_with_retries(partial(receive, task=task, spark_batch=SparkBatch()))
 
-        moved = bench.dotnet.rows(bench.errors)
+        moved = bench.dotnet.rows(bench.error_queue)
         assert sorted([*rows["id"].to_pylist(), *(row.id.bytes for row in moved)]) == sorted(sent)
         assert bodies(rows) == [b"1", b"4"]
         assert {row.body for row in moved} == {b"poison", large}
-        assert bench.seqs() == []
+        assert bench.waiting_seqs() == []
         assert bench.receive(task).equals(rows)
 
     wanted = (
         "fence find_receipt receive find_large savepoint divert_large load release "
         "save_receipt commit"
     )
-    assert set(wanted.split()) <= set(bench.struck)
+    assert set(wanted.split()) <= set(bench.killed_statements)
 
 
 @pytest.mark.usefixtures("impatient")
 def test_a_session_lost_in_transaction_mode_none_repeats_nothing(bench: Bench) -> None:
-    """At most once: without a receipt, messages are lost only where the commit's answer is."""
+    """A message comes at most once. It is lost only with the answer to the commit."""
     task = bench.task(None)
-    for session, after in bench.strikes():
+    for session, after in bench.kill_at_each_statement():
         bench.dotnet.send_many(bench.queue, [b"1", b"2", b"3"])
 
         rows = session.run_with_retries(partial(receive, task=task, spark_batch=SparkBatch()))
@@ -290,12 +277,12 @@ def test_a_session_lost_in_transaction_mode_none_repeats_nothing(bench: Bench) -
         assert bodies(rows) == ([] if after else [b"1", b"2", b"3"])
         assert bench.receive(task).num_rows == 0
 
-    assert {"receive", "commit"} <= set(bench.struck)
+    assert {"receive", "commit"} <= set(bench.killed_statements)
 
 
 @only("postgresql", "another database deletes in one pass anyway")
 def test_ranges_are_not_used_beside_others(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One statement waits 1 ms for its row, and is undone; the next task does not try it."""
+    """One statement waits 1 ms for a held row, and is undone. The next task does not try it."""
     monkeypatch.setattr(postgresql, "FEWEST", 0)
     monkeypatch.setattr(postgresql, "HELD", {})
     stream = bench.new_stream()
@@ -317,17 +304,17 @@ BIG = b"x" * 5000
 
 
 def large_task(bench: Bench, **limits: Any) -> Task:
-    """Give a task as a plan makes it whose sample held a large message."""
+    """Give a task of a plan whose sample had a large message."""
     given: dict[str, Any] = {
         "max_message_bytes": 1000,
-        "bytes_each": 5000 / poison.SAMPLED,
-        "error_address": bench.errors,
+        "bytes_each": 5000 / SAMPLED,
+        "error_address": bench.error_queue,
     }
     return bench.task(bench.new_stream(), **given | limits)
 
 
 def test_large_messages_go_to_the_error_queue_and_the_others_are_received(bench: Bench) -> None:
-    """As they are, under their ids, and counted as diverted; headers and body weigh together."""
+    """They keep headers and id, and count as diverted. Headers and body weigh together."""
     just, more = b"x" * (1000 - len('{"a":"b"}')), b"x" * (1001 - len('{"a":"b"}'))
     given = [(just, None), (BIG, None), (b"3", None), (BIG, -1), (more, None), (BIG, None)]
     sent = [bench.dotnet.send(bench.queue, '{"a":"b"}', body, lives=lives) for body, lives in given]
@@ -336,14 +323,14 @@ def test_large_messages_go_to_the_error_queue_and_the_others_are_received(bench:
         rows = bench.receive(large_task(bench))
 
     assert bodies(rows) == [just, b"3"]
-    moved = [(row.id, row.headers, row.body) for row in bench.dotnet.rows(bench.errors)]
+    moved = [(row.id, row.headers, row.body) for row in bench.dotnet.rows(bench.error_queue)]
     assert moved == [(sent[1], '{"a":"b"}', BIG), (sent[4], '{"a":"b"}', more)]
-    assert bench.seqs() == [6]  # another consumer holds it
+    assert bench.waiting_seqs() == [6]  # another consumer holds it
     assert bench.dotnet.state_rows("receipt", "messages, expired, diverted") == [(2, 1, 2)]
 
 
 def header_texts(bench: Bench, limit: int) -> tuple[str, str]:
-    """Give headers of exactly so many bytes in the table, and of one character more."""
+    """Give headers of exactly `limit` bytes in the table, and headers of one character more."""
     texts = [f'{{"é":"{"x" * at}"}}' for at in range(limit)]
     sizes = [len(text.encode(bench.dotnet.stored)) for text in texts]
     at = sizes.index(limit)
@@ -356,20 +343,20 @@ def test_large_headers_go_to_the_error_queue_though_all_messages_are_small(bench
     given = [(just, b"1"), (more, b"2"), ("{}", b"3"), ("{}", b"4" * 1200)]
     sent = [bench.dotnet.send(bench.queue, headers, body) for headers, body in given]
     task = large_task(
-        bench, max_message_bytes=1 << 20, max_header_bytes=1000, bytes_each=1000 / poison.SAMPLED
+        bench, max_message_bytes=1 << 20, max_header_bytes=1000, bytes_each=1000 / SAMPLED
     )
 
     rows = bench.receive(task)
 
     assert rows["headers"].to_pylist() == [just, "{}", "{}"]
-    moved = [(row.id, row.headers, row.body) for row in bench.dotnet.rows(bench.errors)]
+    moved = [(row.id, row.headers, row.body) for row in bench.dotnet.rows(bench.error_queue)]
     assert moved == [(sent[1], more, b"2")]
-    assert bench.seqs() == []
+    assert bench.waiting_seqs() == []
     assert bench.dotnet.state_rows("receipt", "messages, diverted") == [(3, 1)]
 
 
 def test_a_large_range_with_large_headers_is_received_without_them(bench: Bench) -> None:
-    """So many messages are received in one pass where none is too large."""
+    """If no message were too large, so many would be received in one pass."""
     more = header_texts(bench, 1000)[1]
     bench.dotnet.send_many(bench.queue, [b"x"] * 1500)
     bench.dotnet.send(bench.queue, more, b"large")
@@ -379,11 +366,11 @@ def test_a_large_range_with_large_headers_is_received_without_them(bench: Bench)
     rows = bench.receive(task)
 
     assert rows.num_rows == 1500
-    assert bench.bodies(bench.errors) == [b"large"]
+    assert bench.waiting_bodies(bench.error_queue) == [b"large"]
 
 
 def test_without_an_error_queue_large_headers_stop_the_stream(bench: Bench) -> None:
-    """The error has their size and the option; nothing is taken."""
+    """The error has their size and the option, and nothing is taken."""
     more = header_texts(bench, 1000)[1]
     bench.dotnet.send(bench.queue, more, b"1")
     task = large_task(bench, max_message_bytes=1 << 20, max_header_bytes=1000, error_address=None)
@@ -392,54 +379,54 @@ def test_without_an_error_queue_large_headers_stop_the_stream(bench: Bench) -> N
         bench.receive(task)
 
     assert vars(caught.value) == {
-        "queue": bench.printed,
+        "queue": bench.queue_address,
         "seq": 1,
         "size": len(more.encode(bench.dotnet.stored)),
         "counted": "headers",
         "option": "maxHeaderBytes",
         "largest": 1000,
     }
-    assert bench.seqs() == [1]
+    assert bench.waiting_seqs() == [1]
 
 
 def test_a_stream_comes_to_large_headers_though_the_mean_is_small(bench: Bench) -> None:
-    """Behind many others first; 50 times the mean is far below maxMessageBytes."""
+    """Many small messages come first, so that 50 times the mean is far below maxMessageBytes."""
     more = header_texts(bench, 2000)[1]
     bench.dotnet.send_many(bench.queue, [b"x"] * 300)
     bench.dotnet.send(bench.queue, more, b"large")
     bench.dotnet.send_many(bench.queue, [b"x"] * 60)
-    loop = bench.loop(
+    loop = bench.stream_driver(
         errorQueue=bench.address("error"), maxHeaderBytes="2000", maxMessagesPerTrigger="100"
     )
 
     assert len(bench.drain(loop)) == 360
-    assert bench.bodies(bench.errors) == [b"large"]
+    assert bench.waiting_bodies(bench.error_queue) == [b"large"]
 
 
 def test_the_mean_of_the_lowest_shows_one_large_message_among_them(bench: Bench) -> None:
-    """A plan stores it as a whole number, which must not be less."""
-    for _ in range(poison.SAMPLED - 1):
+    """A plan stores the mean as a whole number, which must not be lower."""
+    for _ in range(SAMPLED - 1):
         bench.dotnet.send(bench.queue, "", b"")
     bench.dotnet.send(bench.queue, "{}", b"x" * 1009)
-    loop = bench.loop(errorQueue=bench.address("error"), maxMessageBytes="1010")
+    loop = bench.stream_driver(errorQueue=bench.address("error"), maxMessageBytes="1010")
 
-    end, (rows, *_) = bench.batch(loop)
+    end, (rows, *_) = bench.run_batch(loop)
 
     assert (rows.num_rows, end.plan[0].messages) == (49, 50)
-    assert bench.bodies(bench.errors) == [b"x" * 1009]
+    assert bench.waiting_bodies(bench.error_queue) == [b"x" * 1009]
 
 
 def test_a_stream_comes_to_it_in_time(bench: Bench) -> None:
-    """Passed over at first, behind many others, it becomes the lowest; then the sample shows it."""
+    """The large message waits behind many others. When it is the lowest, the sample shows it."""
     bench.dotnet.send_many(bench.queue, [b"x"] * 300)
     bench.dotnet.send(bench.queue, body=BIG)
     bench.dotnet.send_many(bench.queue, [b"x"] * 10)
-    loop = bench.loop(
+    loop = bench.stream_driver(
         errorQueue=bench.address("error"), maxMessageBytes="1000", maxMessagesPerTrigger="100"
     )
 
     assert len(bench.drain(loop)) == 310
-    assert [row.body for row in bench.dotnet.rows(bench.errors)] == [BIG]
+    assert [row.body for row in bench.dotnet.rows(bench.error_queue)] == [BIG]
 
 
 # ---------------------------------------------------------------- expiries without an end
@@ -461,24 +448,24 @@ EXPIRED = {"-infinity": LONG_AGO, "0044-03-15 BC": LONG_AGO, "1950-01-01": datet
 def test_an_expiry_without_an_end_is_null_and_one_before_all_times_has_expired(
     bench: Bench,
 ) -> None:
-    """In a browse, with and without headers, in a command, a receive, its replay and its return."""
+    """Browses with and without headers, a command, a receive, its replay and its return agree."""
     for text in EXPIRIES | EXPIRED:
         row = bench.dotnet.send(bench.queue, body=text.encode())
         bench.dotnet.dba.do("set_expires_text", bench.queue, moment=text, row=str(row))
-    queue, desk = bench.queue, bench.desk
+    queue, connection = bench.queue, bench.connection
     first, stop = 1, 100
 
     narrow, wide = (
         [
             row["expires"]
-            for page in browse.pages(desk, queue, first, stop, narrow=is_narrow)
+            for page in browse.read_pages(connection, queue, first, stop, narrow=is_narrow)
             for row in page.to_pylist()
         ]
         for is_narrow in (True, False)
     )
     listed = [
         None if message.expires is None else message.expires.replace(tzinfo=None)
-        for message in inspect.messages(desk, queue, limit=100)
+        for message in list_messages(connection, queue, limit=100)
     ]
     task = bench.task(bench.new_stream())
     rows = bench.receive(task)
@@ -487,16 +474,16 @@ def test_an_expiry_without_an_end_is_null_and_one_before_all_times_has_expired(
     assert rows["expires"].to_pylist() == [*EXPIRIES.values()]
     assert [body.decode() for body in bodies(rows)] == [*EXPIRIES]
     assert bench.receive(task).equals(rows)
-    bench.return_(str(task.stream))
+    bench.return_receipt(str(task.stream))
     assert [row.expires for row in bench.dotnet.rows(queue)] == [*EXPIRIES.values()]
 
 
 def test_a_receipt_of_an_earlier_release_may_have_expiries_beyond_the_calendar(
     bench: Bench,
 ) -> None:
-    """They are null when it is handed out again: Spark could not show them."""
+    """Such an expiry becomes null when the receipt is read, because Spark could not show it."""
     stream = bench.new_stream()
-    bench.plan(stream, 1)
+    bench.store_empty_plan(stream, 1)
     task = bench.task(stream)
     odd = [-(2**63) + 946684800000000 - 1, 253402300800000000, 0, None]  # the first is infinity
     rows = pa.Table.from_pylist(
@@ -507,7 +494,7 @@ def test_a_receipt_of_an_earlier_release_may_have_expiries_beyond_the_calendar(
         QUEUE_ROW,
     )
     with bench.transaction():
-        save(bench.desk, task, TaskResult(rows), SparkBatch())
+        save(bench.connection, task, TaskResult(rows), SparkBatch())
 
     got = bench.receive(task)["expires"].to_pylist()
 

@@ -1,4 +1,4 @@
-"""Sessions, and servers as they are found: settings, poolers, restarts, processes that hang."""
+"""Sessions and servers in practice: settings, poolers, restarts, and processes that hang."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from servers import only
 from waiting import until
 
 from sqlq_spark import errors
-from sqlq_spark.admin import checks, problems, watch
+from sqlq_spark.admin import doctor, queue_checks, stats
 from sqlq_spark.database import schema, sessions, transaction
 from sqlq_spark.database.looks import SeqEnds
 from sqlq_spark.database.sessions import ATTEMPTS, Session, StateSession
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive.offset import Offset
+from sqlq_spark.receive.batch import Offset
 from sqlq_spark.receive.receipts import acknowledge
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
@@ -52,24 +52,24 @@ SETTINGS = [
 
 
 def with_settings(url: str, *settings: str) -> str:
-    """The url of a session that begins with settings, as one of a role that has them."""
+    """The url of a session that begins with settings, as if its role had them."""
     options = " ".join(f"-c {each}" for each in settings)
     return f"{url}{'&' if '?' in url else '?'}options={quote(options)}"
 
 
 @ALONE
 def test_what_a_login_sets_changes_nothing(bench: Bench) -> None:
-    """Isolation, names, texts and times are said in the statements, where they matter."""
+    """Statements set isolation, names, texts and times themselves, where they matter."""
     url = with_settings(bench.dotnet.url, *SETTINGS)
-    odd = bench.open("odd", url=url)
+    odd = bench.open_connection("odd", url=url)
     dispatch(
         bench, stage(bench, chunk("é".encode(), lives=60_000), chunk(b"\x00\\")), connection=odd
     )
 
-    got = bench.drain(bench.loop(url=url))
+    got = bench.drain(bench.stream_driver(url=url))
 
     assert got == ["é".encode(), b"\x00\\"]
-    assert [each for each in problems.of_table(odd, bench.queue) if each.is_problem] == []
+    assert [each for each in queue_checks.of_table(odd, bench.queue) if each.is_problem] == []
 
 
 @ALONE
@@ -77,13 +77,13 @@ def test_what_a_login_sets_changes_nothing(bench: Bench) -> None:
     ("level", "used"), [("off", "on"), ("local", "on"), ("remote_apply", "remote_apply")]
 )
 def test_a_commit_waits_for_synchronous_standbys(bench: Bench, level: str, used: str) -> None:
-    """Of a receive too. The level is raised where a crash or a takeover could undo the commit."""
+    """Dispatch and receive raise the level where a crash or a takeover could undo the commit."""
     url = with_settings(bench.dotnet.url, f"synchronous_commit={level}")
     tables = [bench.dotnet.quoted(bench.queue), f'"{bench.dotnet.state}".receipt']
     for table in tables:
         default = "current_setting('synchronous_commit')"
         bench.dotnet.dba.run(f"ALTER TABLE {table} ADD COLUMN level text DEFAULT {default}")
-    odd = bench.open("odd", url=url)
+    odd = bench.open_connection("odd", url=url)
 
     def levels() -> list[tuple[str]]:
         return [
@@ -98,10 +98,10 @@ def test_a_commit_waits_for_synchronous_standbys(bench: Bench, level: str, used:
 
 @ALONE
 def test_a_server_that_takes_no_writes_is_an_error_and_may_be_browsed(bench: Bench) -> None:
-    """A standby, or a primary no more: the session is opened again, for there may be another."""
+    """It is a standby, or no primary any more. The error says how a url finds another server."""
     url = with_settings(bench.dotnet.url, "default_transaction_read_only=on")
     bench.dotnet.send(bench.queue)
-    odd = bench.open("odd", url=url)
+    odd = bench.open_connection("odd", url=url)
 
     with pytest.raises(errors.ReadOnly, match="target_session_attrs=read-write"):
         dispatch(bench, stage(bench, chunk(b"1")), connection=odd)
@@ -113,9 +113,9 @@ def test_a_server_that_takes_no_writes_is_an_error_and_may_be_browsed(bench: Ben
 
 @ALONE
 def test_statement_pooling_is_refused(bench: Bench) -> None:
-    """At once, and with what would do."""
+    """The first statement fails, and the error names the pool mode that works."""
     with relayed(bench.dotnet.url, begins=False) as (url, _):
-        session = bench.session(url=url)
+        session = bench.new_session(url=url)
         with pytest.raises(errors.StatementPooling, match="pool_mode=transaction"):
             session.run_with_retries(lambda connection: connection.value("clock"))
 
@@ -131,48 +131,50 @@ def limited(bench: Bench, limit: str) -> str:
 @ALONE
 @pytest.mark.parametrize("is_between", [True, False])
 def test_a_time_limit_of_the_login_is_named_at_once(bench: Bench, *, is_between: bool) -> None:
-    """In a statement, and between two, where there is no SQLSTATE; it is not tried again."""
-    session = bench.session("limited", url=limited(bench, "300ms"))
+    """It ends a statement, or a session between two, without a SQLSTATE. There is no retry."""
+    session = bench.new_session("limited", url=limited(bench, "300ms"))
     attempts = []
 
     def work(connection: Connection) -> None:
         attempts.append(1)
         with transaction(connection):
-            bench.desk.begin()
-            bench.desk.run("install_lock", state_name="r")
+            bench.connection.begin()
+            bench.connection.run("install_lock", state_name="r")
             if is_between:
-                until(lambda: bench.dotnet.sessions(f"{bench.name} limited"), 0)
+                until(lambda: bench.dotnet.sessions(f"{bench.session_prefix} limited"), 0)
             connection.run("install_lock", state_name="r")
 
     with pytest.raises(errors.TransactionLimited, match=r"transaction_timeout = 0\.3 s"):
         session.run_with_retries(work)
-    bench.desk.run("rollback")
+    bench.connection.run("rollback")
 
     assert attempts == [1]
 
 
 @ALONE
 def test_a_time_limit_below_query_timeout_is_found(bench: Bench) -> None:
-    """The fix sets it for this login in this database; a longer one is right."""
+    """The fix sets the limit for this login in this database. A longer limit is accepted."""
     for limit, names in (("1s", ["transaction_limit"]), ("2h", []), ("0", [])):
-        connection = bench.open(f"limit {limit}", url=limited(bench, limit))
-        found = [each for each in checks.of_server(connection) if each.is_problem]
+        connection = bench.open_connection(f"limit {limit}", url=limited(bench, limit))
+        found = [each for each in doctor.of_server(connection) if each.is_problem]
 
         assert [each.name for each in found] == names
         assert all("SET transaction_timeout = 0" in each.fix for each in found)
-    bench.dotnet.dba.run(checks.of_server(bench.open("x", url=limited(bench, "1s")))[0].fix)
+    bench.dotnet.dba.run(
+        doctor.of_server(bench.open_connection("x", url=limited(bench, "1s")))[0].fix
+    )
 
 
 @ALONE
 def test_no_notice_is_printed(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
-    """Not of a long name, which is cut between two characters; not of a trigger, with a body."""
+    """One notice is about a name that is too long, and a trigger sends one with a body."""
     table = bench.dotnet.quoted(bench.queue)
     bench.dotnet.dba.run(f"""
         CREATE FUNCTION "{bench.dotnet.schema}".say() RETURNS trigger LANGUAGE plpgsql AS
         $$BEGIN RAISE WARNING 'body %', NEW.body; RETURN NEW; END$$;
         CREATE TRIGGER say BEFORE INSERT ON {table}
             FOR EACH ROW EXECUTE FUNCTION "{bench.dotnet.schema}".say()""")
-    connection = bench.open("é" * 60)
+    connection = bench.open_connection("é" * 60)
 
     dispatch(bench, stage(bench, chunk(b"x")), connection=connection)
 
@@ -181,15 +183,15 @@ def test_no_notice_is_printed(bench: Bench, capfd: pytest.CaptureFixture[str]) -
 
 
 def clock(session: Session) -> int:
-    """Run a statement, again where it is worth another try; how many rows it gave."""
+    """Run a statement, with retries where they can help. Return how many rows it gave."""
     return len(session.run_with_retries(lambda connection: connection.values("clock")))
 
 
 @ALONE
 def test_a_server_that_restarts_is_waited_for_longer(caplog: pytest.LogCaptureFixture) -> None:
-    """Also by a new session of the process, with a line in the log; another url fails at once."""
+    """A new session of the process waits too, and the log has a line. Another url fails at once."""
     with (
-        embedded.server() as server,
+        embedded.run_server() as server,
         stamina.set_testing(testing=True, attempts=10 * ATTEMPTS, cap=True),
     ):
         options = SourceOptions.parse({"url": server.url, "queue": "orders"})
@@ -214,7 +216,10 @@ def test_a_server_that_restarts_is_waited_for_longer(caplog: pytest.LogCaptureFi
                 clock(wrong)
             # a lost connection, its second attempt, the other url
             assert len(tried) == 2 * ATTEMPTS + 3
-            with Counting(other, "test", reached=True) as task, pytest.raises(errors.NotReachable):
+            with (
+                Counting(other, "test", was_reached=True) as task,
+                pytest.raises(errors.NotReachable),
+            ):
                 clock(task)  # its driver has reached the url
 
     assert "connecting again, for up to 90 s" in caplog.text
@@ -226,23 +231,23 @@ POOLED = only("postgresql", "poolers of PostgreSQL lend sessions for a transacti
 
 @POOLED
 def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> None:
-    """What is prepared might be gone by then; a statement that fails leaves no transaction open."""
-    topics = bench.beside("SubscriptionRouting")
+    """A prepared statement might be gone. A statement that fails leaves no transaction open."""
+    topics = bench.table_beside("SubscriptionRouting")
     bench.dotnet.dba.do("own", bench.queue)
     bench.dotnet.send_many(bench.queue, [b"1", b"2", b"3"])
 
     with relayed(bench.dotnet.url) as (url, relay):
-        pooled = bench.open("pooled", url=url)
+        pooled = bench.open_connection("pooled", url=url)
         schema.install(pooled)
         schema.create_queue(pooled, bench.queue, body_string=True)
         schema.create_delayed(pooled, bench.queue)
         names = {"topics": ["Shop.Placed"], "endpoint": "Lake", "queue": bench.queue}
         subscriptions.subscribe(pooled, topics, **names)  # type: ignore[arg-type]
-        got = bench.drain(bench.loop(url=url, delayedDelivery="true"))
+        got = bench.drain(bench.stream_driver(url=url, delayedDelivery="true"))
         sent = dispatch(bench, stage(bench, chunk(b"4"), batch=1), connection=pooled)
-        found = checks.run_all_checks(pooled, [bench.queue])
-        look = watch.look(pooled, [bench.printed], bench.source(url=url))
-        absent = bench.open("absent", url=url, stateSchema="nowhere")
+        found = doctor.run_all_checks(pooled, [bench.queue])
+        look = stats.take_look(pooled, [bench.queue_address], bench.source_options(url=url))
+        absent = bench.open_connection("absent", url=url, stateSchema="nowhere")
         with pytest.raises(errors.StateNotInstalled):
             absent.value("version")
         assert absent.value("clock") is not None
@@ -257,14 +262,16 @@ def test_between_transactions_only_whole_statements_are_sent(bench: Bench) -> No
 
 
 class Workers:
-    """Workers of one process, and the connections that they leave to one another."""
+    """Workers of one process, and the connections that one leaves to the next."""
 
     def __init__(self, bench: Bench) -> None:
-        self.bench, self.name, self.idle = bench, f"{bench.name} own", sessions.Idle()
+        self.bench, self.name, self.idle = bench, f"{bench.session_prefix} own", sessions.Idle()
 
     def session(self, name: str = "task", **raw: str) -> Session:
         """Begin a session as a worker does."""
-        return StateSession(self.bench.source(**raw), f"{self.name} {name}", worker=True)
+        return StateSession(
+            self.bench.source_options(**raw), f"{self.name} {name}", keep_connection=True
+        )
 
     def use(self, session: Session | None = None) -> Connection:
         """Use a session as a worker does."""
@@ -272,7 +279,7 @@ class Workers:
             return used.run_with_retries(lambda connection: connection)
 
     def kept(self) -> int:
-        """How many connections the process keeps, when those that end have ended."""
+        """How many connections the process keeps, after the others have ended."""
         kept = len(self.idle._kept)  # noqa: SLF001 - what a user never sees
         until(lambda: self.bench.dotnet.sessions(self.name), kept)
         return kept
@@ -282,7 +289,7 @@ class Workers:
 def workers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     """Give a process that keeps nothing yet; close what it kept."""
     made = Workers(bench)
-    monkeypatch.setattr(sessions, "idle", made.idle)
+    monkeypatch.setattr(sessions, "idle_connections", made.idle)
     monkeypatch.setattr(sessions, "IDLE", 600.0)  # none is closed in the middle of a test
     yield made
     for connection, timer in list(made.idle._kept.values()):  # noqa: SLF001 - end with the test
@@ -291,7 +298,7 @@ def workers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
 
 
 def test_a_session_takes_the_connection_of_the_one_before(workers: Workers) -> None:
-    """Under its own name, alone, and only with the same options. One of two at once is closed."""
+    """It gives it a new name. Sessions with other options do not get the connection."""
     first = workers.use()
 
     with workers.session("second") as second, workers.session() as third:
@@ -304,16 +311,16 @@ def test_a_session_takes_the_connection_of_the_one_before(workers: Workers) -> N
 
 
 def test_only_sessions_of_workers_that_did_not_fail_are_kept(workers: Workers) -> None:
-    """What one had begun is undone with its connection; a command and a driver end theirs."""
+    """A failed worker closes its connection, and so do a command and a driver."""
     with pytest.raises(ZeroDivisionError), workers.session() as session:
         session.run_with_retries(lambda connection: connection.value("version") / 0)
-    workers.use(StateSession(workers.bench.source(), f"{workers.name} command"))
+    workers.use(StateSession(workers.bench.source_options(), f"{workers.name} command"))
 
     assert workers.kept() == 0
 
 
 def test_a_kept_connection_that_died_is_replaced(workers: Workers) -> None:
-    """Its next user does not notice."""
+    """The next session gets a new connection, and reports nothing."""
     dead = workers.use()
     workers.bench.dotnet.kill(workers.name)
 
@@ -347,7 +354,7 @@ DISPATCH = 'SELECT 1 FROM "{state}".dispatch_log FOR UPDATE'
 
 @contextmanager
 def hanging(bench: Bench, name: str, locks: str, copy: str) -> Iterator[int]:
-    """Lock rows in a session of that name, and begin what never ends; gives its pid."""
+    """Lock rows in a session of that name, and begin a statement that never ends. Give its pid."""
     with closing(psycopg.connect(bench.dotnet.url, application_name=f"sqlqueue {name}")) as session:
         session.execute(locks.format(state=bench.dotnet.state).encode())
         session.pgconn.send_query(copy.format(state=bench.dotnet.state).encode())
@@ -362,17 +369,17 @@ def is_there(bench: Bench, pid: int, more: str = "") -> bool:
 
 
 def works(bench: Bench) -> tuple[str, dict[str, Callable[[], object]]]:
-    """A stream, and all who wait for rows of the state tables: its attempt, its driver, a sink."""
+    """A stream, and all work that waits for its rows: an attempt, its driver, and a sink."""
     stream, short = bench.new_stream(), {"queryTimeout": f"{SOON}s"}
-    bench.plan(stream, 1)
+    bench.store_empty_plan(stream, 1)
     bench.dotnet.send(bench.queue, "{}", b"received")
-    session = bench.session("waits", **short)
-    stage_ = partial(send.stage, session, [chunk(b"sent")], sink="app:sink", batch=0)
+    session = bench.new_session("waits", **short)
+    stage_ = partial(send.stage, session, [chunk(b"sent")], sink="app:sink", sink_batch=0)
     staged, again = stage_(), session.run_with_retries
 
     def ack(connection: Connection) -> int:
         with transaction(connection, timeout=SOON):
-            return acknowledge(connection, Offset(stream=stream, batch=1), bench.who).batch
+            return acknowledge(connection, Offset(stream=stream, batch=1), bench.claim).batch
 
     def attempt() -> list[bytes]:
         return bodies(again(partial(receive, task=bench.task(stream), spark_batch=NO_SPARK_BATCH)))
@@ -382,7 +389,7 @@ def works(bench: Bench) -> tuple[str, dict[str, Callable[[], object]]]:
         "acknowledge": lambda: again(ack),
         "stage": stage_,
         "dispatch": lambda: again(
-            partial(send.dispatch, staged=[staged], options=bench.sink(**short))
+            partial(send.dispatch, staged=[staged], options=bench.sink_options(**short))
         ),
     }
 
@@ -406,7 +413,7 @@ DISPATCHES, STAGES = "dispatch app:sink/0", "sink app:sink/0/1"
 def test_a_session_that_hangs_is_ended(
     bench: Bench, caplog: pytest.LogCaptureFixture, case: tuple[str, str, str, str]
 ) -> None:
-    """Whoever waits for it ends it, logs that, and goes on."""
+    """A session that waits for it ends it, logs that, and goes on."""
     (stream, do), (work, name, locks, copy) = works(bench), case
     name = name.format(stream)
 
@@ -429,7 +436,7 @@ def test_a_session_that_hangs_is_ended(
     ],
 )
 def test_no_other_is_ended(bench: Bench, work: str, name: str, locks: str, copy: str) -> None:
-    """One that works, or is of another stream or sink."""
+    """A session that works, or is of another stream or sink, is not ended."""
     stream, do = works(bench)
 
     with hanging(bench, name.format(stream), locks, copy) as pid:

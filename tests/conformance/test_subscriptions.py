@@ -1,4 +1,4 @@
-"""Publish and subscribe: one table with the endpoints; each subscriber gets it once, or none."""
+"""Publish and subscribe with the endpoints' table: each subscriber gets a message, or none does."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from sqlq_spark import errors
-from sqlq_spark.admin import checks
+from sqlq_spark.admin import doctor
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.send import dispatch, subscriptions
-from sqlq_spark.send.sender import CHUNK_TOPICS
+from sqlq_spark.send.chunk import CHUNK_TOPICS
 from sqlq_spark.send.subscriptions import Subscription, SubscriptionCache
 
 from .conftest import Bench, Clock
@@ -33,7 +33,7 @@ PLACED, EVENT = "Shop.Placed", "Shop.IEvent"
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Give the clock by which this process, that remembers nothing yet, remembers."""
+    """Give the clock by which this process caches. Its cache is empty."""
     stopped = Clock()
     monkeypatch.setattr(subscriptions, "cache", SubscriptionCache(stopped))
     return stopped
@@ -42,12 +42,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def table(bare: Bench) -> QueueAddress:
     """Give the address of a table of subscriptions that is not there yet."""
-    return bare.beside("SubscriptionRouting")
+    return bare.table_beside("SubscriptionRouting")
 
 
 @dataclass
 class Shop:
-    """Three queues of subscribers, and a table with two of PLACED, one of them and one of EVENT."""
+    """Three queues of subscribers, and their table. Two subscribe to PLACED, and two to EVENT."""
 
     bench: Bench
     table: QueueAddress
@@ -60,8 +60,8 @@ class Shop:
 
     def sink(self, **raw: str) -> SinkOptions:
         """Options of a sink that publishes."""
-        table = self.bench.desk.printed(self.table)
-        return self.bench.sink(**({"queue": None, "subscriptionTable": table} | raw))
+        table = self.bench.connection.printed(self.table)
+        return self.bench.sink_options(**({"queue": None, "subscriptionTable": table} | raw))
 
     def publish(self, *chunks: pa.Table, batch: int = 0, **raw: str) -> int:
         """Stage and dispatch a batch."""
@@ -69,17 +69,17 @@ class Shop:
 
     def dispatch(self, *staged: Staged, **raw: str) -> int:
         """Run the driver's commit."""
-        return dispatch.dispatch(self.bench.desk, staged, self.sink(**raw))
+        return dispatch.dispatch(self.bench.connection, staged, self.sink(**raw))
 
     def got(self) -> dict[str, list[bytes | None]]:
         """What waits in the queues of subscribers."""
-        return {name: self.bench.bodies(queue) for name, queue in self.queues.items()}
+        return {name: self.bench.waiting_bodies(queue) for name, queue in self.queues.items()}
 
 
 @pytest.fixture
 def shop(bench: Bench, table: QueueAddress) -> Shop:
     """Give a table with subscribers."""
-    queues = {name: bench.another(name) for name in ("web", "mail", "stock")}
+    queues = {name: bench.create_queue(name) for name in ("web", "mail", "stock")}
     bench.dotnet.create_subscriptions(table)
     shop = Shop(bench, table, queues)
     for endpoint, topic in (("web", PLACED), ("mail", PLACED), ("web", EVENT), ("stock", EVENT)):
@@ -96,28 +96,28 @@ def events(*bodies: bytes, topics: Sequence[str] | None = (PLACED,)) -> pa.Table
 def subscribe(bench: Bench, table: QueueAddress, **parts: Any) -> Subscription:
     """Subscribe by our own statements."""
     whole = {"topics": [PLACED], "endpoint": "web", "queue": bench.queue, **parts}
-    (made,) = subscriptions.subscribe(bench.desk, table, **whole)
+    (made,) = subscriptions.subscribe(bench.connection, table, **whole)
     return Subscription(made.topic, made.endpoint, made.address)
 
 
 def test_both_sides_subscribe_and_unsubscribe_in_a_table(bare: Bench, table: QueueAddress) -> None:
-    """The first makes the table as an endpoint does; one address counts for a topic, the last."""
-    listed = partial(subscriptions.list_subscriptions, bare.desk, table)
-    take_back = partial(subscriptions.unsubscribe, bare.desk, table)
-    theirs, mail = bare.beside("theirs"), '"x"."mail"'
+    """The first one makes the table as an endpoint does. The last address for a topic counts."""
+    listed = partial(subscriptions.list_subscriptions, bare.connection, table)
+    take_back = partial(subscriptions.unsubscribe, bare.connection, table)
+    theirs, mail = bare.table_beside("theirs"), '"x"."mail"'
     bare.dotnet.create_subscriptions(theirs)
 
     ours = subscribe(bare, table)
-    schema.create_subscriptions(bare.desk, table)
+    schema.create_subscriptions(bare.connection, table)
     for topic in (PLACED, EVENT):
         bare.dotnet.subscribe(table, "mail", topic, mail)
 
     assert bare.dotnet.catalog(table) == bare.dotnet.catalog(theirs) != []
-    assert set(bare.dotnet.subscribers(table, PLACED, EVENT)) == {bare.printed, mail}
+    assert set(bare.dotnet.subscribers(table, PLACED, EVENT)) == {bare.queue_address, mail}
     assert listed([PLACED]) == [Subscription(PLACED, "mail", mail), ours]
     assert [each.topic for each in listed()] == [EVENT, PLACED, PLACED]
     for _ in range(2):  # the same one again changes nothing
-        subscribe(bare, table, endpoint="mail", queue=bare.errors)
+        subscribe(bare, table, endpoint="mail", queue=bare.error_queue)
     bare.dotnet.subscribe(table, "web", PLACED, mail)
     error = bare.address("error")
     assert set(bare.dotnet.subscribers(table, PLACED)) == {error, mail}
@@ -140,7 +140,7 @@ def test_both_sides_subscribe_and_unsubscribe_in_a_table(bare: Bench, table: Que
 def test_a_subscriber_to_any_of_the_topics_gets_one_copy(
     bench: Bench, shop: Shop, topics: list[str], hear: list[str]
 ) -> None:
-    """Also a queue that two endpoints share, however it is spelled; a topic is a full name."""
+    """A queue that two endpoints share gets one too, however it is spelled."""
     plain, _ = bench.dotnet.spellings("web")
     for topic in (PLACED, EVENT):
         shop.subscribe("another", topic, plain)
@@ -154,7 +154,7 @@ def test_a_subscriber_to_any_of_the_topics_gets_one_copy(
 def test_events_without_subscribers_are_logged_once_a_batch(
     bench: Bench, shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With the topics, which may hold anything, and how many messages went nowhere."""
+    """The line has the topics, which may hold anything, and how many messages were discarded."""
     odd = "Shop.Odd\nNothing"
     chunks = [events(b"1", b"2", topics=["Shop.Gone"]), events(b"3"), events(b"4", topics=[odd])]
 
@@ -171,7 +171,7 @@ def test_events_without_subscribers_are_logged_once_a_batch(
 
 
 def test_subscribers_are_read_again_after_5_seconds(bench: Bench, shop: Shop, clock: Clock) -> None:
-    """Until then a new subscriber gets nothing; another table is read at once."""
+    """A new subscriber gets nothing until then. Another table is read at once."""
     shop.publish(events(b"1"), batch=1)
     shop.subscribe("stock", PLACED)
     bench.dotnet.unsubscribe(shop.table, "mail", PLACED)
@@ -180,7 +180,7 @@ def test_subscribers_are_read_again_after_5_seconds(bench: Bench, shop: Shop, cl
         shop.publish(events(b"2"), batch=2)
     clock.now += 0.1
     shop.publish(events(b"3"), batch=3)
-    other = replace(shop, table=bench.beside("other"))
+    other = replace(shop, table=bench.table_beside("other"))
     bench.dotnet.create_subscriptions(other.table)
     other.subscribe("stock", PLACED)
     other.publish(events(b"4"), batch=4)
@@ -196,10 +196,10 @@ def test_a_locked_table_stops_no_publisher_for_a_minute(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One that has read the topics uses them with a warning; then it fails, as one that has not."""
+    """A publisher uses the topics that it has read, and warns. Then it fails, as a new one does."""
     caplog.set_level(logging.WARNING, "sqlq_spark")
     shop.publish(events(b"1"), batch=1)
-    monkeypatch.setattr(bench.desk, "timeout", 2.0)
+    monkeypatch.setattr(bench.connection, "timeout", 2.0)
 
     with bench.dotnet.locked(shop.table):
         for batch, age in enumerate((6.0, 1.0, 52.0), 2):  # 6 s, 7 s and 59 s after the read
@@ -221,15 +221,15 @@ def test_a_locked_table_stops_no_publisher_for_a_minute(
 def test_rows_of_other_topics_are_not_read(
     bench: Bench, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They cost a publisher nothing; too many of its own topics are an error that names them."""
+    """They cost a publisher nothing. Too many rows of its own topics are an error."""
     monkeypatch.setattr(subscriptions, "MOST_ROWS", 3)
     monkeypatch.setattr(subscriptions, "TOPICS_AT_ONCE", 3)
     for each in range(9):
         shop.subscribe(f"other {each}", f"Shop.Other{each}", "x")
     topics = [*(f"Shop.T{each}" for each in range(250)), "x" * 300, "a\0", "\ud800"]
-    read = partial(subscriptions.list_subscriptions, bench.desk, shop.table)
+    read = partial(subscriptions.list_subscriptions, bench.connection, shop.table)
 
-    with transaction(bench.desk):
+    with transaction(bench.connection):
         found, own = read(topics), read([*topics, PLACED])
 
         others = read([*topics, *(f"Shop.Other{each}" for each in range(9))])
@@ -240,20 +240,20 @@ def test_rows_of_other_topics_are_not_read(
         shop.subscribe(f"flood {each}", PLACED, "x")
     with pytest.raises(errors.TooManySubscriptions, match="has more than 3 rows"):
         read([PLACED])
-    (finding,) = checks.of_subscriptions(bench.desk, shop.table)
+    (finding,) = doctor.of_subscriptions(bench.connection, shop.table)
     assert (finding.name, finding.severity) == ("subscribers_many", "error")
 
 
 def test_what_is_known_of_topics_is_bounded(
     bench: Bench, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Authors choose topics; what was not asked for is dropped."""
+    """Authors choose topics, so a process drops those that were not asked for."""
     monkeypatch.setattr(subscriptions, "MOST_TOPICS", 5)
     cache, options = subscriptions.cache, shop.sink()
 
     for each in range(30):
-        with transaction(bench.desk):
-            found = cache.find(bench.desk, options, [PLACED, f"Shop.T{each}"])
+        with transaction(bench.connection):
+            found = cache.find(bench.connection, options, [PLACED, f"Shop.T{each}"])
         assert [len(its) for its in found.values()] == [2, 0]
         assert len(cache._known[options.url, shop.table]) <= 7  # noqa: SLF001
 
@@ -264,7 +264,7 @@ def test_what_is_known_of_topics_is_bounded(
 def test_a_subscriber_that_cannot_be_reached_stops_the_whole_batch(
     bench: Bench, shop: Shop, address: str | None, why: str
 ) -> None:
-    """Or it alone would miss the message; taken out, the batch goes through at once."""
+    """It alone would miss the message. Without its subscription the batch goes through."""
     address = bench.address("gone") if address is None else address
     shop.subscribe("late", EVENT, address)
     staged = stage(bench, events(b"1"), events(b"2", topics=[EVENT]))
@@ -275,13 +275,13 @@ def test_a_subscriber_that_cannot_be_reached_stops_the_whole_batch(
     said = f"endpoint 'late' is subscribed to topic '{EVENT}' with the queue {address!r}, which "
     assert str(caught.value).startswith(said + why)
     assert shop.got() == {"web": [], "mail": [], "stock": []}
-    assert bench.dotnet.state_rows("dispatch_log", "batch") == [(None,)]
+    assert bench.dotnet.state_rows("dispatch_log", "sink_batch") == [(None,)]
     bench.dotnet.unsubscribe(shop.table, "late", EVENT)
     assert shop.dispatch(staged) == 2
 
 
 def test_a_subscriber_that_is_gone_since_stops_nothing(bench: Bench, shop: Shop) -> None:
-    """It took back its subscription, then its queue: the table is read before anything fails."""
+    """Its subscription and its queue are gone. The table is read again before a write fails."""
     shop.publish(events(b"1"), batch=1)
     bench.dotnet.unsubscribe(shop.table, "mail", PLACED)
     bench.dotnet.dba.drop(shop.queues.pop("mail"))

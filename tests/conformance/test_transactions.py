@@ -1,4 +1,4 @@
-"""Whatever is raised in a transaction or an attempt, all of its work is undone, and no more."""
+"""An error in a transaction, or in an attempt within it, undoes all of its work, and no more."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fail_in_python(_bench: Bench, _connection: Connection) -> None:
 
 def fail_in_sql(bench: Bench, connection: Connection) -> None:
     """Raise an error of a statement."""
-    connection.value("purge", tables={"queue": bench.beside("absent")})
+    connection.value("purge", tables={"queue": bench.table_beside("absent")})
 
 
 FAILURES = {"in Python": fail_in_python, "in SQL": fail_in_sql}
@@ -43,7 +43,7 @@ FAILURES = {"in Python": fail_in_python, "in SQL": fail_in_sql}
 @pytest.mark.parametrize("where", FAILURES)
 def test_an_error_in_an_attempt_undoes_only_the_attempt(bench: Bench, where: str) -> None:
     """The transaction goes on, although the error is caught outside of the attempt."""
-    connection, fail = bench.desk, FAILURES[where]
+    connection, fail = bench.connection, FAILURES[where]
     with transaction(connection):
         load(bench, connection, b"before")
         with suppress(ValueError, errors.DatabaseFailure), attempt(connection):
@@ -52,7 +52,7 @@ def test_an_error_in_an_attempt_undoes_only_the_attempt(bench: Bench, where: str
         assert connection.work is Work.TRANSACTION
         load(bench, connection, b"after")
 
-    assert bench.bodies() == [b"before", b"after"]
+    assert bench.waiting_bodies() == [b"before", b"after"]
 
 
 @pytest.mark.parametrize("where", FAILURES)
@@ -61,7 +61,7 @@ def test_an_error_in_a_transaction_undoes_all_of_it(
     bench: Bench, where: str, *, is_in_attempt: bool
 ) -> None:
     """The session can be used again."""
-    connection, fail = bench.desk, FAILURES[where]
+    connection, fail = bench.connection, FAILURES[where]
 
     def work() -> None:
         with transaction(connection):
@@ -77,12 +77,12 @@ def test_an_error_in_a_transaction_undoes_all_of_it(
     with transaction(connection):
         load(bench, connection, b"next")
 
-    assert bench.bodies() == [b"next"]
+    assert bench.waiting_bodies() == [b"next"]
 
 
 def test_a_transaction_that_an_attempt_has_ended_does_not_go_on(bench: Bench) -> None:
-    """Its error is raised, although the transaction suppresses it; the session can be used."""
-    connection = HarshConnection(bench.desk)
+    """Its error is raised, even if the caller suppresses it. The session can be used again."""
+    connection = HarshConnection(bench.connection)
 
     def work() -> None:
         with transaction(connection):
@@ -97,12 +97,12 @@ def test_a_transaction_that_an_attempt_has_ended_does_not_go_on(bench: Bench) ->
     with transaction(connection):
         load(bench, connection, b"next")
 
-    assert bench.bodies() == [b"next"]
+    assert bench.waiting_bodies() == [b"next"]
 
 
 def test_an_error_that_is_suppressed_without_an_attempt_is_a_fault(bench: Bench) -> None:
-    """The transaction was undone, so nothing is left to commit."""
-    connection = bench.desk
+    """The server has undone the transaction, so nothing is left to commit."""
+    connection = bench.connection
 
     def work() -> None:
         with transaction(connection):
@@ -112,12 +112,12 @@ def test_an_error_that_is_suppressed_without_an_attempt_is_a_fault(bench: Bench)
 
     with pytest.raises(AssertionError, match="was suppressed in a transaction"):
         work()
-    assert bench.bodies() == []
+    assert bench.waiting_bodies() == []
 
 
 def test_the_error_of_a_wait_has_its_limit(bench: Bench) -> None:
-    """That of this wait, also where it is shorter than the statement's."""
-    connection = bench.desk
+    """The error has the limit of this wait, also where it is shorter than that of the statement."""
+    connection = bench.connection
 
     def wait() -> None:
         with transaction(connection):
@@ -131,8 +131,8 @@ def test_the_error_of_a_wait_has_its_limit(bench: Bench) -> None:
 
 
 def test_what_looks_once_more_before_the_commit_may_undo_all(bench: Bench) -> None:
-    """Also in Python; what one transaction wanted to look at is not looked at in the next."""
-    connection = bench.desk
+    """An error in Python undoes the transaction too. The next transaction does not look again."""
+    connection = bench.connection
     looks: list[str] = []
 
     def look(fails: bool) -> Callable[[], None]:  # noqa: FBT001
@@ -151,4 +151,4 @@ def test_what_looks_once_more_before_the_commit_may_undo_all(bench: Bench) -> No
         load(bench, connection, b"without a look")
 
     assert looks == ["looked", "looked"]
-    assert bench.bodies() == [b"is sent", b"without a look"]
+    assert bench.waiting_bodies() == [b"is sent", b"without a look"]

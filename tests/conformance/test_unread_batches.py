@@ -6,7 +6,7 @@ import pytest
 
 from sqlq_spark import errors
 from sqlq_spark.receive import driver
-from sqlq_spark.receive.offset import INITIAL
+from sqlq_spark.receive.batch import INITIAL
 
 from .conftest import Bench, Clock, bodies
 
@@ -26,7 +26,7 @@ def test_a_stream_pauses_after_a_batch_that_nothing_read(
     fill(bench)
     clock = Clock()
     given = {} if option is None else {"failOnMissingReceipts": option}
-    loop = bench.loop(clock, peekDelay="5s", **given)
+    loop = bench.stream_driver(clock, peekDelay="5s", **given)
     start, planned = INITIAL, 0
 
     for _ in range(120):  # a minute: Spark asks every half second
@@ -48,9 +48,9 @@ def test_a_stream_pauses_after_a_batch_that_nothing_read(
 
 
 def test_a_run_of_available_now_ends_with_an_error(bench: Bench) -> None:
-    """The batch is closed before, so the next start goes on, and receives all."""
+    """The batch is closed before, so the next run receives all."""
     fill(bench)
-    loop = bench.loop()
+    loop = bench.stream_driver()
     loop.freeze()
     end = loop.latest(INITIAL)
 
@@ -59,7 +59,7 @@ def test_a_run_of_available_now_ends_with_an_error(bench: Bench) -> None:
 
     assert "the next start receives what is in the queue" in str(caught.value)
     assert bench.dotnet.state_rows("stream", "acked_batch") == [(1,)]
-    again = bench.loop()
+    again = bench.stream_driver()
     again.freeze()
     assert bench.drain(again, end) == [b"0", b"1", b"2"]
 
@@ -67,22 +67,22 @@ def test_a_run_of_available_now_ends_with_an_error(bench: Bench) -> None:
 def test_a_run_of_available_now_may_end_without_an_error(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With failOnMissingReceipts=false; it says how many messages are left."""
+    """It does with failOnMissingReceipts=false, and logs how many messages are left."""
     fill(bench)
-    loop = bench.loop(failOnMissingReceipts="false", maxMessagesPerTrigger="2")
+    loop = bench.stream_driver(failOnMissingReceipts="false", maxMessagesPerTrigger="2")
     loop.freeze()
     end = loop.latest(INITIAL)
 
     assert loop.latest(end) == end
     assert loop.latest(end) == end
     assert "at least 3 messages are left" in caplog.text
-    assert len(bench.seqs()) == 3
+    assert len(bench.waiting_seqs()) == 3
 
 
 def test_a_batch_without_receipts_may_stay_open(bench: Bench) -> None:
     """With failOnMissingReceipts=true an operator decides, also where Spark has no AvailableNow."""
     fill(bench)
-    loop = bench.loop(failOnMissingReceipts="true")
+    loop = bench.stream_driver(failOnMissingReceipts="true")
     end = loop.latest(INITIAL)
 
     for _ in range(2):
@@ -102,9 +102,9 @@ def test_a_new_process_follows_an_unread_batch_at_once(
     A warning comes, because the database may have lost the receipts, also if Spark commits first.
     """
     fill(bench)
-    end = bench.loop().latest(INITIAL)
+    end = bench.stream_driver().latest(INITIAL)
 
-    loop = bench.loop()
+    loop = bench.stream_driver()
     if is_committed:
         loop.acknowledge(end)
 

@@ -1,4 +1,4 @@
-"""Looks at a queue, browses, purges; and failed messages that are returned to their source."""
+"""Looks at queues, browses and purges, and returns of failed messages to their source."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from recorded_connection import RecordedConnection
 from waiting import until
 from wire import golden
 
-from sqlq_spark.admin import failed_messages, report, watch
-from sqlq_spark.admin.failed_messages import Choice, Plan, Returned
+from sqlq_spark.admin import report, return_to_source, stats
 from sqlq_spark.admin.purge import purge_expired, purge_parts
+from sqlq_spark.admin.return_to_source import Choice, Returned, ReturnPlan
 from sqlq_spark.errors import Deadlock, MessageChanged, QueueNotFound, QueueNotWritable
 from sqlq_spark.receive import browse
 from sqlq_spark.wire import returning
@@ -34,7 +34,7 @@ from sqlq_spark.wire.headers import (
     TIME_OF_FAILURE,
     dumps,
     escape,
-    wire_time,
+    format_wire_time,
 )
 
 from .conftest import ON_DATABASE, TIMEOUT, Bench
@@ -46,22 +46,22 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def look(bench: Bench) -> watch.QueueLook:
+def look(bench: Bench) -> stats.QueueLook:
     """Look at the queue."""
-    return watch.look_at(bench.desk, bench.queue, bench.source(), {})
+    return stats.look_at(bench.connection, bench.queue, bench.source_options(), {})
 
 
-def counts(before: watch.QueueLook, now: watch.QueueLook) -> list[int | None]:
+def counts(before: stats.QueueLook, now: stats.QueueLook) -> list[int | None]:
     """How many messages came and went between two looks."""
     assert before.at is not None
     assert now.at is not None
-    its, seconds = watch.flow(before, now), (now.at - before.at).total_seconds()
+    its, seconds = stats.flow(before, now), (now.at - before.at).total_seconds()
     rates = (its.incoming, its.outgoing)
     return [None if rate is None else round(rate * seconds) for rate in rates]
 
 
 def test_what_came_and_went_between_two_looks_is_counted(bare: Bench) -> None:
-    """Also where all that came is gone, and where nothing ever waited at a look."""
+    """Messages that are gone at the second look count, also where none waited at a look."""
     first = look(bare)
     bare.dotnet.send_many(bare.queue, [b"x"] * 5)
     second = look(bare)
@@ -78,15 +78,15 @@ def test_what_came_and_went_between_two_looks_is_counted(bare: Bench) -> None:
     assert counts(first, second) == [None, None]  # no seq was ever given out before
     assert counts(second, third) == [4, 3]
     assert counts(third, fourth) == [1, 7]
-    assert watch.flow(None, first) == first
+    assert stats.flow(None, first) == first
 
 
 def test_a_look_finds_since_when_the_lowest_waits(bare: Bench) -> None:
-    """By the database's clock and the header; nothing where that cannot be read."""
+    """The age is by the database's clock and the header TimeSent, and absent without it."""
     sent = bare.dotnet.clock().replace(tzinfo=UTC) - timedelta(seconds=90)
     assert look(bare).oldest is None
 
-    bare.dotnet.send(bare.queue, dumps({"NServiceBus.TimeSent": wire_time(sent)}))
+    bare.dotnet.send(bare.queue, dumps({"NServiceBus.TimeSent": format_wire_time(sent)}))
     bare.dotnet.send(bare.queue, "{}")
 
     assert 85 < (look(bare).oldest or 0) < 120
@@ -95,20 +95,24 @@ def test_a_look_finds_since_when_the_lowest_waits(bare: Bench) -> None:
 
 
 def test_failures_are_grouped_by_exception(bare: Bench) -> None:
-    """With where, when first and last, and an example of what was said."""
+    """Each group has its queues, its first and last time, and an example of the message."""
     moments = [datetime(2026, 3, day, 12, tzinfo=UTC) for day in (2, 1, 3)]
     for moment, kind in zip(moments, ("A.X", "A.X", "A.Y"), strict=True):
         failure = {
             "NServiceBus.ExceptionInfo.ExceptionType": kind,
             "NServiceBus.ExceptionInfo.Message": "no stock",
             "NServiceBus.FailedQ": "Shop",
-            "NServiceBus.TimeOfFailure": wire_time(moment),
+            "NServiceBus.TimeOfFailure": format_wire_time(moment),
         }
-        bare.dotnet.send(bare.errors, dumps(failure))
-    bare.dotnet.send(bare.errors)
+        bare.dotnet.send(bare.error_queue, dumps(failure))
+    bare.dotnet.send(bare.error_queue)
 
-    look = watch.look(bare.desk, [bare.printed, bare.desk.printed(bare.errors)], bare.source())
-    (found,) = report.find_failures(bare.desk, look, are_named=True)
+    look = stats.take_look(
+        bare.connection,
+        [bare.queue_address, bare.connection.printed(bare.error_queue)],
+        bare.source_options(),
+    )
+    (found,) = report.find_failures(bare.connection, look, are_named=True)
 
     x, y, none = found["groups"]
     assert (x["messages"], x["queues"], x["example"]) == (2, {"Shop": 2}, "no stock")
@@ -122,7 +126,7 @@ def test_failures_are_grouped_by_exception(bare: Bench) -> None:
 
 def pages(bench: Bench, first: int, stop: int, *, narrow: bool = False) -> list[pa.Table]:
     """Read a range."""
-    return list(browse.pages(bench.desk, bench.queue, first, stop, narrow=narrow))
+    return list(browse.read_pages(bench.connection, bench.queue, first, stop, narrow=narrow))
 
 
 @ON_DATABASE
@@ -130,13 +134,13 @@ def pages(bench: Bench, first: int, stop: int, *, narrow: bool = False) -> list[
 def test_ranges_hold_every_message_once(
     bench: Bench, gone: set[int], parts: int, size: int
 ) -> None:
-    """Whatever gaps there are; ranges ascend, do not overlap, and are not more than asked for."""
+    """Ranges ascend, do not overlap, and are not more than asked for, whatever gaps there are."""
     bench.dotnet.dba.empty(bench.queue)
     bench.dotnet.send_many(bench.queue, [b"%d" % at + b"x" * size for at in range(40)])
-    base = bench.seqs()[0]
+    base = bench.waiting_seqs()[0]
     bench.dotnet.dba.do("delete", bench.queue, seqs=[base + at for at in gone])
 
-    ranges = browse.parts(bench.desk, [bench.queue], parts=parts)
+    ranges = browse.split_queues(bench.connection, [bench.queue], count=parts)
     tables = [page for _, first, stop in ranges for page in pages(bench, first, stop)]
 
     assert len(ranges) <= parts
@@ -147,11 +151,11 @@ def test_ranges_hold_every_message_once(
 
 
 def test_heavy_messages_come_in_small_pages(bench: Bench) -> None:
-    """What was read sizes the next page. A reader that stops early holds no transaction."""
+    """The size of a page follows from the one before. A reader that stops holds no transaction."""
     bench.dotnet.send_many(bench.queue, [b"x"] * browse.FIRST_PAGE + [bytes(1 << 20)] * 70)
 
     found = [(page.num_rows, page.nbytes) for page in pages(bench, 1, 1000)]
-    begun = browse.pages(bench.desk, bench.queue, 1, 1000, narrow=False)
+    begun = browse.read_pages(bench.connection, bench.queue, 1, 1000, narrow=False)
     next(begun)
     bench.dotnet.dba.do("truncate", bench.queue)  # waits for every transaction on it
 
@@ -170,33 +174,37 @@ def fill(bench: Bench, *lives: int | None) -> None:
 
 
 def test_a_purge_in_batches_deletes_what_was_measured(bare: Bench) -> None:
-    """In whole batches; what is sent meanwhile stays; of an empty queue there is none."""
-    assert list(purge_parts(bare.desk, bare.queue, look(bare).depth)) == []
+    """What is sent meanwhile stays. An empty queue has no batch."""
+    assert list(purge_parts(bare.connection, bare.queue, look(bare).depth)) == []
     fill(bare, *[None] * 25)
     depth = look(bare).depth
     bare.dotnet.send(bare.queue, body=b"new")
 
-    batches = purge_parts(bare.desk, bare.queue, depth, batch=10)
+    batches = purge_parts(bare.connection, bare.queue, depth, batch=10)
     first = next(batches)
-    left = len(bare.seqs())
+    left = len(bare.waiting_seqs())
 
     assert (first, left) == (9, 17)
     assert first + sum(batches) == 25
-    assert bare.bodies() == [b"new"]
+    assert bare.waiting_bodies() == [b"new"]
 
 
 def test_only_what_has_expired_is_purged(bare: Bench) -> None:
-    """In full batches; what a consumer holds is not waited for, but found the next time."""
-    fill(bare, None, -1, 3_600_000, 0, -86_400_000, *[-1] * 5)
-    purged = partial(purge_expired, bare.desk, bare.queue, batch=3)
+    """
+    The purge deletes full batches.
 
-    with bare.dotnet.hold(bare.queue, bare.seqs()[1:2]):
+    It does not wait for a message that a consumer holds, but the next purge finds it.
+    """
+    fill(bare, None, -1, 3_600_000, 0, -86_400_000, *[-1] * 5)
+    purged = partial(purge_expired, bare.connection, bare.queue, batch=3)
+
+    with bare.dotnet.hold(bare.queue, bare.waiting_seqs()[1:2]):
         assert list(purged()) == [3, 3, 1]
 
-    assert bare.bodies() == [b"0", b"1", b"2"]
+    assert bare.waiting_bodies() == [b"0", b"1", b"2"]
     assert list(purged()) == [1]
     assert list(purged()) == []
-    assert bare.bodies() == [b"0", b"2"]
+    assert bare.waiting_bodies() == [b"0", b"2"]
 
 
 class Victim(RecordedConnection):
@@ -205,7 +213,7 @@ class Victim(RecordedConnection):
     undone = False
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
-        """As RecordedConnection; the delete runs before it is undone."""
+        """Undo the first delete after it ran, and report a deadlock."""
         found = call()
         if statement.startswith("purge_") and not self.undone:
             self.undone = True
@@ -214,38 +222,38 @@ class Victim(RecordedConnection):
 
 
 def test_a_batch_that_deadlocks_is_deleted_again(bare: Bench) -> None:
-    """By ranges and by expiry; each message is counted once."""
+    """Both purges, by ranges and by expiry, count each message once."""
     fill(bare, *[-1] * 2, *[None] * 3)
 
     waits = look(bare).depth
-    expired, rest = Victim(bare.desk), Victim(bare.desk)
+    expired, rest = Victim(bare.connection), Victim(bare.connection)
 
     assert list(purge_expired(expired, bare.queue)) == [2]
     assert sum(purge_parts(rest, bare.queue, waits)) == 3
     assert expired.undone
     assert rest.undone
-    assert bare.seqs() == []
+    assert bare.waiting_seqs() == []
 
 
 def test_purge_on_startup_waits_for_consumers(
     bare: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What a consumer gives back is purged too; what comes later is not for an AvailableNow run."""
-    sessions = bare.use_own_name()
+    """What a consumer gives back is purged too. What comes later waits for another run."""
+    sessions = bare.use_unique_queue()
     fill(bare, *[None] * 3)
     caplog.set_level(logging.WARNING, logger="sqlq_spark")
-    loop = bare.loop(purgeOnStartup="true", transactionMode="none")
+    loop = bare.stream_driver(purgeOnStartup="true", transactionMode="none")
 
-    with bare.dotnet.hold(bare.queue, bare.seqs()[:1]):
-        started = bare.thread(loop.freeze)
+    with bare.dotnet.hold(bare.queue, bare.waiting_seqs()[:1]):
+        started = bare.run_in_thread(loop.freeze)
         until(lambda: bare.dotnet.waiting(sessions))
     started.result(timeout=TIMEOUT)
     fill(bare, None)
 
     assert bare.drain(loop) == []
-    assert len(bare.seqs()) == 1
+    assert len(bare.waiting_seqs()) == 1
     (record,) = caplog.records
-    assert record.getMessage() == f"{bare.printed}: 3 messages purged (purgeOnStartup=true)"
+    assert record.getMessage() == f"{bare.queue_address}: 3 messages purged (purgeOnStartup=true)"
 
 
 # ----- return to source -----------------------------------------------------------------------
@@ -256,39 +264,39 @@ EXCEPTION = f"{EXCEPTION_INFO}ExceptionType"
 
 def fail(bench: Bench, body: bytes = b"{}", /, **headers: str | None) -> uuid.UUID:
     """Put a message into the error queue, as an endpoint does; `headers` are more of them."""
-    failed = {FAILED_Q: bench.printed, TIME_OF_FAILURE: "2026-06-30 17:05:39:000001 Z"}
+    failed = {FAILED_Q: bench.queue_address, TIME_OF_FAILURE: "2026-06-30 17:05:39:000001 Z"}
     whole = {MESSAGE_ID: "m", EXCEPTION: "System.Bad", **failed, **headers}
-    return bench.dotnet.send(bench.errors, dumps(whole), body)
+    return bench.dotnet.send(bench.error_queue, dumps(whole), body)
 
 
-def planned(bench: Bench, **choice: Any) -> Plan:
+def planned(bench: Bench, **choice: Any) -> ReturnPlan:
     """Look at the error queue."""
-    return failed_messages.plan(bench.desk, bench.errors, Choice(**choice))
+    return return_to_source.plan_return(bench.connection, bench.error_queue, Choice(**choice))
 
 
 def give_back(
-    bench: Bench, found: Plan, application: str = "retry", batch: int = 2
+    bench: Bench, found: ReturnPlan, application: str = "retry", batch: int = 2
 ) -> Iterator[Returned]:
     """Return what can be returned, batch by batch."""
-    session = bench.session(application)
-    return failed_messages.give_back(session, bench.errors, found, batch=batch)
+    session = bench.new_session(application)
+    return return_to_source.give_back(session, bench.error_queue, found, batch=batch)
 
 
 def waiting(bench: Bench) -> list[bytes | None]:
     """The bodies of the error queue."""
-    return bench.bodies(bench.errors)
+    return bench.waiting_bodies(bench.error_queue)
 
 
 def test_failures_of_real_endpoints_are_returned_as_they_were(bare: Bench) -> None:
-    """What the endpoint added when it failed leaves the text; all else stays byte for byte."""
+    """Headers that the endpoint added are removed. The others stay byte for byte."""
     failures = [case for case in golden() if FAILED_Q in (case.read or {})]
-    here = f'"{FAILED_Q}":"{escape(bare.printed)}"'
+    here = f'"{FAILED_Q}":"{escape(bare.queue_address)}"'
     texts = [
         re.sub(rf'"{FAILED_Q}":"(\\"|[^"])*"', lambda _: here, str(each.headers))
         for each in failures
     ]
     for text, each in zip(texts, failures, strict=True):
-        bare.dotnet.send(bare.errors, text, each.body)
+        bare.dotnet.send(bare.error_queue, text, each.body)
 
     found = planned(bare, exceptions=frozenset({"InvalidOperationException"}))
     (done,) = give_back(bare, found, batch=100)
@@ -303,8 +311,8 @@ def test_failures_of_real_endpoints_are_returned_as_they_were(bare: Bench) -> No
 
 
 def test_a_message_keeps_its_identity(bare: Bench) -> None:
-    """One without a message id goes by its row's, which changes: it is written down."""
-    row = bare.dotnet.send(bare.errors, dumps({FAILED_Q: bare.printed}), None)
+    """Without a message id the row's id counts. It changes, so it becomes a header."""
+    row = bare.dotnet.send(bare.error_queue, dumps({FAILED_Q: bare.queue_address}), None)
 
     (done,) = give_back(bare, planned(bare, ids=frozenset({str(row)})))
 
@@ -314,7 +322,7 @@ def test_a_message_keeps_its_identity(bare: Bench) -> None:
 
 
 def test_a_choice_takes_what_fits_all_of_it(bare: Bench) -> None:
-    """Ids of messages and rows, exceptions by either name, the failed queue, and the time."""
+    """A choice has ids, exceptions by either name, the failed queue, and the time."""
     noon = "2026-06-30 12:00:00:000000 Z"
     row = fail(bare, b"0", **{MESSAGE_ID: "a", EXCEPTION: "Shop.Late"})
     fail(bare, b"1", **{MESSAGE_ID: "b", TIME_OF_FAILURE: noon})
@@ -348,13 +356,17 @@ HOSTILE = {
 
 
 def test_what_cannot_be_returned_stays_with_its_reason(bare: Bench) -> None:
-    """Corrupt headers, no FailedQ, hostile ones, a queue that is none, or elsewhere, or itself."""
+    """
+    The headers are corrupt, or FailedQ is absent or hostile.
+
+    It may also name no usable queue.
+    """
     known = bare.dotnet.dialect == "postgresql"
     reasons = {dumps({FAILED_Q: each}): why if known else "" for each, why in HOSTILE.items()}
     reasons |= {dumps({FAILED_Q: bare.address("error")}): "error queue itself", "{}": "no header"}
     reasons |= {"[]": "corrupt", '{"NServiceBus.FailedQ":7}': "corrupt"}
     for text in reasons:
-        bare.dotnet.send(bare.errors, text)
+        bare.dotnet.send(bare.error_queue, text)
     fail(bare, b"good")
 
     found = planned(bare)
@@ -362,18 +374,18 @@ def test_what_cannot_be_returned_stays_with_its_reason(bare: Bench) -> None:
 
     assert done.messages == 1
     said = {row: reason for reason, some in found.staying.items() for row in some.ids}
-    rows = {row.headers: said.get(str(row.id), "") for row in bare.dotnet.rows(bare.errors)}
+    rows = {row.headers: said.get(str(row.id), "") for row in bare.dotnet.rows(bare.error_queue)}
     assert rows.keys() == reasons.keys()
     for text, reason in reasons.items():
         assert reason in rows[text] != ""
-    assert bare.bodies() == [b"good"]
+    assert bare.waiting_bodies() == [b"good"]
 
 
 def test_a_queue_that_refuses_keeps_its_messages_and_the_others_go(bare: Bench) -> None:
-    """One that went away, and one with a law of its own; a batch is undone as a whole."""
-    gone, strict = bare.another("gone"), bare.another("strict")
+    """One queue was dropped, and one has a constraint. A refused batch is undone as a whole."""
+    gone, strict = bare.create_queue("gone"), bare.create_queue("strict")
     for at, each in enumerate((gone, strict, strict, bare.queue)):
-        fail(bare, b"%d" % at, **{FAILED_Q: bare.desk.printed(each)})
+        fail(bare, b"%d" % at, **{FAILED_Q: bare.connection.printed(each)})
     found = planned(bare)
     bare.dotnet.dba.drop(gone)
     bare.dotnet.dba.do("refuse", strict)
@@ -385,12 +397,12 @@ def test_a_queue_that_refuses_keeps_its_messages_and_the_others_go(bare: Bench) 
     assert isinstance(done[0].reason, QueueNotFound | QueueNotWritable)
     assert done[1].reason is done[2].reason
     assert "not today" in str(done[1].reason)
-    assert [bare.bodies(), waiting(bare)] == [[b"3"], [b"0", b"1", b"2"]]
+    assert [bare.waiting_bodies(), waiting(bare)] == [[b"3"], [b"0", b"1", b"2"]]
 
 
 def test_batches_are_cut_by_number_and_weight(bare: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """A heavy message goes alone."""
-    monkeypatch.setattr(failed_messages, "BATCH_BYTES", 3000)
+    monkeypatch.setattr(return_to_source, "BATCH_BYTES", 3000)
     for size in (1, 1, 1, 4000, 1, 1):
         fail(bare, b"x" * size)
 
@@ -400,43 +412,43 @@ def test_batches_are_cut_by_number_and_weight(bare: Bench, monkeypatch: pytest.M
 
 
 def test_a_message_that_is_another_now_is_not_returned(bare: Bench) -> None:
-    """Its headers changed after it was read; nothing of its batch goes."""
+    """Its headers changed after it was read, so nothing of its batch is returned."""
     for body in (b"0", b"1", b"2"):
         fail(bare, body)
     batches = give_back(bare, planned(bare), batch=1)
     assert next(batches).messages == 1
-    bare.dotnet.dba.do("rewrite", bare.errors, headers=dumps({FAILED_Q: "elsewhere"}))
+    bare.dotnet.dba.do("rewrite", bare.error_queue, headers=dumps({FAILED_Q: "elsewhere"}))
 
     with pytest.raises(MessageChanged, match="Nothing of its batch was returned"):
         next(batches)
 
-    assert [bare.bodies(), waiting(bare)] == [[b"0"], [b"1", b"2"]]
+    assert [bare.waiting_bodies(), waiting(bare)] == [[b"0"], [b"1", b"2"]]
 
 
 def test_a_message_with_the_seq_of_one_that_is_gone_stays(bare: Bench) -> None:
-    """In a new table the numbers begin again; a message is known by its id too."""
+    """In a new table the seqs begin again, so the id is compared too."""
     for body in (b"0", b"1"):
         fail(bare, body)
     batches = give_back(bare, planned(bare), batch=1)
     assert next(batches).messages == 1
-    bare.dotnet.dba.drop(bare.errors)
-    bare.dotnet.create(bare.errors)
+    bare.dotnet.dba.drop(bare.error_queue)
+    bare.dotnet.create(bare.error_queue)
     for body in (b"other", b"same seq"):
         fail(bare, body)
 
     (done,) = batches
 
     assert (done.messages, done.skipped) == (0, 1)
-    assert [bare.bodies(), waiting(bare)] == [[b"0"], [b"other", b"same seq"]]
+    assert [bare.waiting_bodies(), waiting(bare)] == [[b"0"], [b"other", b"same seq"]]
 
 
 def test_what_comes_after_the_plan_stays(bare: Bench) -> None:
-    """No more is returned than was shown, and nowhere else."""
+    """Only what the plan showed is returned, and only to the queues that it showed."""
     for body in (b"0", b"1"):
         fail(bare, body)
     found = planned(bare)
-    for queue in (bare.another("late"), bare.queue):
-        fail(bare, b"late", **{FAILED_Q: bare.desk.printed(queue)})
+    for queue in (bare.create_queue("late"), bare.queue):
+        fail(bare, b"late", **{FAILED_Q: bare.connection.printed(queue)})
 
     assert [each.messages for each in give_back(bare, found)] == [2]
     assert waiting(bare) == [b"late", b"late"]
@@ -449,13 +461,13 @@ def test_what_comes_after_the_plan_stays(bare: Bench) -> None:
 def test_a_return_keeps_no_text_that_a_sender_chose(
     bare: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many queues, exceptions and reasons are counted together; each text is cut."""
+    """Queues, exceptions and reasons beyond a limit count together, and each text is cut."""
     for name in ("MOST_SOURCES", "MOST_GROUPS", "MOST_REASONS"):
-        monkeypatch.setattr(failed_messages, name, 2)
+        monkeypatch.setattr(return_to_source, name, 2)
     for each in range(3):
         fail(bare, **{EXCEPTION: f"{each}" * 100_000})
         fail(bare, **{FAILED_Q: f'"{each}'})
-        fail(bare, **{FAILED_Q: bare.desk.printed(bare.another(f"q{each}"))})
+        fail(bare, **{FAILED_Q: bare.connection.printed(bare.create_queue(f"q{each}"))})
 
     found = planned(bare)
     done = [*give_back(bare, found)]
@@ -464,23 +476,27 @@ def test_a_return_keeps_no_text_that_a_sender_chose(
     groups = [(len(str(kind)), messages) for _, kind, messages in found.groups]
     assert sorted(groups) == [(8, 2), (10, 1), (1001, 1)]
     assert sum(each.messages for each in done) == found.messages == 4
-    assert [*found.staying][-1] == failed_messages.OTHERS
+    assert [*found.staying][-1] == return_to_source.OTHER_GROUPS
     assert sum(each.messages for each in found.staying.values()) == len(waiting(bare)) == 5
     assert sum(len(each.ids) for each in found.staying.values()) == 5
 
 
 def test_a_return_holds_a_page(bare: Bench) -> None:
-    """Of headers of 1 MB a page is in memory at once, however many there are."""
+    """Only a page of headers is in memory at once, however many messages there are."""
 
     def peak() -> int:
         tracemalloc.start()
         try:
             found = planned(bare)
-            parts = [*failed_messages.batches(bare.session("retry"), bare.errors, found, most=99)]
+            parts = [
+                *return_to_source.cut_batches(
+                    bare.new_session("retry"), bare.error_queue, found, most=99
+                )
+            ]
             _, largest = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
-        assert sum(len(part) for _, part in parts) == bare.dotnet.dba.count(bare.errors)
+        assert sum(len(part) for _, part in parts) == bare.dotnet.dba.count(bare.error_queue)
         return largest
 
     peaks = []
@@ -493,7 +509,7 @@ def test_a_return_holds_a_page(bare: Bench) -> None:
 
 
 def test_poison_stays(bare: Bench) -> None:
-    """What a stream moved because its headers could not be read needs other headers first."""
+    """A message that was diverted for its headers needs other headers before it can return."""
     fail(bare, b"poison", **{EXCEPTION: POISON_TYPE})
     fail(bare, b"good")
 

@@ -1,7 +1,7 @@
 """
 Every row of tests/golden, through the real source and the real sink.
 
-The rows of one kind of table lie in it together, so that a row which spoils others is found too.
+All rows of one kind of table are in it together, so that a row that spoils others is found too.
 """
 
 from __future__ import annotations
@@ -61,7 +61,11 @@ SOUND = [case for case in cases() if not case.poison]
 
 
 def put(bench: Bench, table: str | None, *, elsewhere: bool = True) -> list[Case]:
-    """Make a table of a kind, and insert its rows; `elsewhere`: also those for another queue."""
+    """
+    Make a table of a kind, and insert its rows.
+
+    Without `elsewhere` rows for another queue are left out.
+    """
     if table is not None:
         bench.dotnet.dba.on(bench.queue, bench.dotnet.dba.shapes.otherwise[table])
     rows = [case for case in cases() if case.table == table or (table is None and case.headers)]
@@ -84,7 +88,7 @@ def read(tables: Iterable[pa.Table], schema: pa.Schema) -> dict[str, dict[str, A
 
 
 def expected(rows: Iterable[Case]) -> dict[str, dict[str, Any]]:
-    """What the files say."""
+    """The columns that the golden files expect, by the row's id."""
     return {
         str(case.id): {
             **case.columns,
@@ -98,12 +102,12 @@ def expected(rows: Iterable[Case]) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_every_row_is_browsed_and_received_as_it_should(bench: Bench, table: str | None) -> None:
-    """Poison is marked as such; a browse touches nothing, and shows what has expired."""
+    """Poison is marked. A browse changes nothing, and also shows what has expired."""
     rows = put(bench, table)
     before = bench.dotnet.rows(bench.queue)
     first, stop = (before[0].seq, before[-1].seq + 1) if before else (0, 0)
 
-    pages = browse.pages(bench.desk, bench.queue, first, stop, narrow=False)
+    pages = browse.read_pages(bench.connection, bench.queue, first, stop, narrow=False)
     assert read(pages, MAPS) == expected(rows)
     assert bench.dotnet.rows(bench.queue) == before
 
@@ -114,41 +118,20 @@ def test_every_row_is_browsed_and_received_as_it_should(bench: Bench, table: str
     sound = {str(case.id): case.columns for case in rows if not case.poison}
     found = read(tables, ALONE)  # a header alone is the one among all of them
     assert {name: found[name] for name in sound} == sound
-    assert bench.seqs() == []
-
-
-def test_poison_goes_to_the_error_queue_and_nothing_else_does(bench: Bench) -> None:
-    """Its id and body, its text as a header; without expiry; it is counted."""
-    rows = [case for case in put(bench, None, elsewhere=False) if not case.expired]
-    poison = [case for case in rows if case.poison]
-
-    tables = [bench.receive(bench.task(bench.new_stream(), error_address=bench.errors))]
-
-    assert read(tables, MAPS) == expected(case for case in rows if not case.poison)
-    moved = bench.dotnet.rows(bench.errors)
-    assert [(row.id, row.expires, old_text(row.headers), row.body) for row in moved] == [
-        (case.id, None, case.headers, case.body) for case in poison
-    ]
-    counted = [(len(rows) - len(poison), len(poison))]
-    assert bench.dotnet.state_rows("receipt", "messages, diverted") == counted
-
-
-def old_text(text: str | None) -> str | None:
-    """The text that poison had before it got headers that can be read."""
-    return (loads(text) or {})[headers.CORRUPT_HEADERS]
+    assert bench.waiting_seqs() == []
 
 
 def sent(bench: Bench, column: pa.Array, bodies: list[bytes]) -> list[tuple[str, bytes | None]]:
-    """Headers and bodies as they lie in the table after they went through the staging."""
+    """Headers and bodies as they are in the queue after they went through the staging."""
     frame = pa.RecordBatch.from_pydict({"body": pa.array(bodies, pa.binary()), "headers": column})
     sender = Sender(
-        options=bench.sink(),
+        options=bench.sink_options(),
         partition=0,
         seed=bytes(16),
         sent=datetime(2026, 6, 30, 17, 5, 9, 123456, UTC),
     )
-    staged = dispatch.stage(bench.session(), sender.chunks([frame]), sink="sink", batch=0)
-    dispatch.dispatch(bench.desk, [staged], bench.sink())
+    staged = dispatch.stage(bench.new_session(), sender.chunks([frame]), sink="sink", sink_batch=0)
+    dispatch.dispatch(bench.connection, [staged], bench.sink_options())
     return [(row.headers or "", row.body) for row in bench.dotnet.rows(bench.queue)]
 
 
@@ -160,7 +143,11 @@ def repeats_a_name(text: str | None) -> bool:
 
 @pytest.mark.parametrize("kind", ["map", "json"])
 def test_every_row_is_written_so_that_an_endpoint_reads_the_same(bench: Bench, kind: str) -> None:
-    """In the bytes of the 9.1 writer, whole or after what was added; a text with each name once."""
+    """
+    The bytes are those of the 9.1 writer, alone or after added headers.
+
+    JSON in which each name is there once stays as it is.
+    """
     maps = [list((case.read or {}).items()) for case in SOUND]
     column = {
         "map": pa.array(maps, FIELDS["headers"]),

@@ -1,9 +1,9 @@
 """
-A .NET endpoint: the transport's own statements, one call for each, in one place for all suites.
+A .NET endpoint: the transport's own statements, one method for each, in one place for all suites.
 
-Written from WIRE.md and the transports' design pages, not from the package's SQL, and run by other
-sessions than the package's, so that a mistake of ours is not made twice. Beside them stands what
-a test asks of the server about sessions. SQL Server's are in transport_sqlserver.py.
+They are written from the transports' design pages, not from the package's SQL, and run in other
+sessions. So a mistake of ours is not made twice. In addition an endpoint has what a test asks the
+server about sessions. SQL Server's endpoint is in transport_sqlserver.py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PURGED = 10_000  # expired messages in one statement of the purger
 
 
 class Busy(Exception):
-    """Another session has locked what is asked for."""
+    """Another session has locked the table or the rows."""
 
 
 class Received(NamedTuple):
@@ -107,7 +107,7 @@ class DotNet(ABC):
 
     @property
     def dba(self) -> DBA:
-        """Who has all rights."""
+        """The DBA of this database, who has all rights."""
         return DBA(self)
 
     @abstractmethod
@@ -120,7 +120,7 @@ class DotNet(ABC):
 
     @contextmanager
     def apart(self, *, commit: bool = False) -> Iterator[Self]:
-        """Give another session, with a transaction open as long as the block lasts."""
+        """Give another session, whose transaction is open as long as the block lasts."""
         other = self.consumer()
         try:
             other.execute("BEGIN TRANSACTION")
@@ -138,11 +138,11 @@ class DotNet(ABC):
         self, text: str, table: QueueAddress, *, to: QueueAddress | None = None, **values: Any
     ) -> list[Row]:
         """
-        Run a text on a table; returns its rows, if it has any.
+        Run a text on a table, and return its rows, if it has any.
 
         Raises:
-            LookupError: there is no such table.
-            Busy: another session holds what is asked for.
+            LookupError: The table does not exist.
+            Busy: Another session has locked it.
         """
 
     def count(self, text: str, table: QueueAddress, **values: Any) -> int:
@@ -159,7 +159,7 @@ class DotNet(ABC):
         return ".".join(self.quote(each) for each in names if each is not None)
 
     def words(self, table: QueueAddress, to: QueueAddress | None = None) -> dict[str, str]:
-        """What stands for the words in braces; `text` is the table within a literal."""
+        """The values of the words in braces. `text` is the table within a literal."""
         queue, name = self.quoted(table), table.table
         return {
             "queue": queue,
@@ -177,7 +177,7 @@ class DotNet(ABC):
 
     @abstractmethod
     def install(self, kind: str, table: QueueAddress) -> None:
-        """Make a table as the transport's installer does, unless another makes it already."""
+        """Make a table as the transport's installer does, unless another session is making it."""
 
     def create(self, queue: QueueAddress) -> None:
         self.install("create", queue)
@@ -189,7 +189,7 @@ class DotNet(ABC):
         self.install("create_subscriptions", table)
 
     def catalog(self, table: QueueAddress) -> list[Row]:
-        """What the database says of a table's columns, indexes and storage."""
+        """The columns, indexes and storage of a table, from the database's catalogue."""
         parts = (self.ask(self.texts[each], table) for each in ("columns", "indexes"))
         return [row for part in parts for row in part]
 
@@ -216,7 +216,7 @@ class DotNet(ABC):
                 self.send(queue, body=body)
 
     def receive(self, queue: QueueAddress) -> Received | None:
-        """Delete the lowest message that no one holds."""
+        """Delete the lowest message that no session has locked, and return it."""
         found = self.ask(self.texts["receive"], queue)
         if not found:
             return None
@@ -224,7 +224,7 @@ class DotNet(ABC):
         return Received(_uuid(row), bool(expired), headers, body)
 
     def rows(self, queue: QueueAddress) -> list[Stored]:
-        """All rows that are committed, by seq."""
+        """All committed rows, by seq."""
         return [Stored(_uuid(row), *rest) for row, *rest in self.ask(self.texts["rows"], queue)]
 
     def peek(self, queue: QueueAddress) -> int:
@@ -232,16 +232,16 @@ class DotNet(ABC):
         return int(self.ask(self.texts["peek"], queue)[0][0])
 
     def purge(self, queue: QueueAddress) -> int:
-        """Delete everything; waits for whoever holds a message."""
+        """Delete everything, and wait for sessions that have locked a message."""
         return self.count("DELETE FROM {queue}", queue)
 
     def purge_expired(self, queue: QueueAddress) -> int:
-        """Delete a batch of expired messages that no one holds."""
+        """Delete a batch of expired messages that no session has locked."""
         return self.count(self.texts["purge_expired"], queue, most=PURGED)
 
     @contextmanager
     def holding(self, text: str, table: QueueAddress, **values: Any) -> Iterator[None]:
-        """Hold what a text locks as long as the block lasts; rolled back after."""
+        """Hold the locks of a statement as long as the block lasts, and roll it back."""
         with self.apart() as other:
             other.ask(self.texts[text], table, **values)
             yield
@@ -274,7 +274,7 @@ class DotNet(ABC):
         return self.count(self.texts["move"], table, to=queue, most=most)
 
     def delayed_rows(self, table: QueueAddress) -> list[Delayed]:
-        """What waits, by due time; a time without a zone is in UTC."""
+        """The delayed messages, by due time. A time without a zone is in UTC."""
         return [
             Delayed(
                 row and _uuid(row), headers, body, due if due.tzinfo else due.replace(tzinfo=UTC)
@@ -492,14 +492,14 @@ class PostgreSQL(DotNet):
         return psycopg.connect(self.url, autocommit=True, options=settings)
 
     def execute(self, text: str, *values: object) -> list[Row]:
-        """As DotNet; a text without values may hold several statements."""
+        """Run a text as `DotNet.execute` does. One without values may hold several statements."""
         cursor = self.connection.execute(text.encode(), values or None)
         return cursor.fetchall() if cursor.description else []
 
     def ask(
         self, text: str, table: QueueAddress, *, to: QueueAddress | None = None, **values: Any
     ) -> list[Row]:
-        """As DotNet; a statement without rows gives how many it changed."""
+        """Run a text as `DotNet.ask` does. A statement without rows returns how many it changed."""
         words = self.words(table, to)
         # psycopg reads % in a name as a placeholder: double it, and always pass parameters
         named = text.format(**{word: each.replace("%", "%%") for word, each in words.items()})

@@ -1,8 +1,8 @@
 """
 The SQL Server transport's own statements; see transport.py.
 
-Run by sessions that are not the package's: each text is executed as it stands here, so that a
-mistake of ours is not made twice. `:name` stands for a value.
+The sessions are not the package's, and each text is executed as it is here, so that a mistake of
+ours is not made twice. `:name` is a value.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class Session:
     raw: Any
 
     def run(self, text: str, *values: object) -> list[tuple[Any, ...]]:
-        """Execute a text; the rows of its first result that has any."""
+        """Execute a text, and return the rows of its first result that has any."""
         found: list[tuple[Any, ...]] = []
         try:
             with closing(self.raw.cursor()) as cursor:
@@ -246,7 +246,7 @@ class Session:
         self.run("COMMIT TRANSACTION")
 
     def close(self) -> None:
-        """End it."""
+        """End the session."""
         self.raw.close()
 
 
@@ -266,7 +266,7 @@ class SQLServerDBA(DBA):
     """A sysadmin of SQL Server."""
 
     def drop_login(self, login: Login) -> None:
-        """As DBA; a login with a session cannot be dropped, and one may still be ending."""
+        """Drop a login when its sessions have ended, because SQL Server refuses it before."""
         while found := self.dotnet.execute(_SESSIONS_OF, login.name):
             for (session,) in found:
                 self.dotnet.execute(f"IF EXISTS ({_SESSION.format(session)}) KILL {int(session)}")
@@ -302,7 +302,7 @@ class SQLServer(DotNet):
     @classmethod
     @contextmanager
     def placed(cls, request: pytest.FixtureRequest) -> Iterator[Self]:
-        """As DotNet; the schemas are dropped after."""
+        """Give an endpoint in new schemas, which are dropped after the test."""
         schema, state = (f"{kind}_{secrets.token_hex(6)}" for kind in ("test", "state"))
         url = request.getfixturevalue("sqlserver_server")
         unconnected = cls(url, schema, state, None)  # type: ignore[arg-type]
@@ -327,7 +327,7 @@ class SQLServer(DotNet):
         return SQLServerDBA(self)
 
     def connect(self, zone: str | None, patience: float) -> Session:
-        """As DotNet; sessions have no time zone here."""
+        """Open a session. Sessions of SQL Server have no time zone."""
         del zone
         made = Session(drivers.open_session(Target.parse(self.url), "dotnet", 10)[1])
         made.run(f"SET LOCK_TIMEOUT {int(patience * 1000)}")
@@ -357,7 +357,11 @@ class SQLServer(DotNet):
         lives: int | None = None,
         row: uuid.UUID | None = None,
     ) -> uuid.UUID:
-        """As DotNet. A table of another release has endpoints that name no column it lacks."""
+        """
+        Insert one message.
+
+        Endpoints of an older release leave out the columns that its table lacks.
+        """
         row = row or uuid.uuid4()
         values: dict[str, Any] = {"row": row, "lives": lives, "headers": headers, "body": body}
         try:
@@ -379,7 +383,7 @@ class SQLServer(DotNet):
             self.execute(f"DROP SCHEMA {self.quote(name)}")
 
     def install(self, kind: str, table: QueueAddress) -> None:
-        """As DotNet; whoever makes the same table at this moment waits for the lock."""
+        """Make a table, and wait for the lock if another session makes the same one."""
         words = self.words(table)
         queue, literal = words["queue"], words["text"]
         (database,) = self.execute("SELECT QUOTENAME(DB_NAME())")[0]
@@ -393,7 +397,11 @@ class SQLServer(DotNet):
 
 
 def parameters(text: str, values: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    """A text with `?` for each `:name`, and their values; numbers and NULL are written out."""
+    """
+    A text with `?` for each `:name`, and the values.
+
+    Numbers and NULL are written into the text.
+    """
     bound: list[Any] = []
 
     def mark(value: Any) -> str:

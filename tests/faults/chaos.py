@@ -87,7 +87,7 @@ def ground() -> Iterator[Ground]:
     mount = ["mount", "-t", "tmpfs", "-o", "size=1g,mode=0711", "tmpfs", str(folder)]
     disk = folder if done(mount) else None
     try:
-        with embedded.server(disk, tcp=True) as server:
+        with embedded.run_server(disk, tcp=True) as server:
             made = Ground(server, disk)
             made.ask("ALTER SYSTEM SET checkpoint_timeout = '30s'")  # the disk holds little log
             made.ask("ALTER SYSTEM SET log_line_prefix = '%m [%p] %a '")
@@ -178,7 +178,7 @@ class Round:
         }
 
     def _harm(self) -> None:
-        """Strike, as long as the round is to last; it begins with the first plan."""
+        """Do harms as long as the round lasts, beginning with the first plan."""
         self._keep_going()
         until(lambda: self.ground.ask(f"SELECT FROM {self.name}_state.stream"), seconds=DRAINING)
         end = time.monotonic() + HARMED
@@ -197,7 +197,7 @@ class Round:
         self.ground.revive()
 
     def _keep_going(self) -> None:
-        """Thaw who is frozen, and start a new driver where there is none."""
+        """Continue frozen processes, and start a new driver if there is none."""
         self.scene.thaw()
         if self.scene.driver is None or self.scene.driver.poll() is not None:
             self._note("driver starts")
@@ -262,7 +262,11 @@ class Round:
             self.sent |= {*range(first, self.given)}
 
     def _compete(self, connection: psycopg.Connection[Any]) -> None:
-        """Receive as the transport does, and book it in the same commit; or hold some, or undo."""
+        """
+        Receive as the transport does, and record it in the same commit.
+
+        Some are held or undone.
+        """
         dotnet = PostgreSQL(self.ground.server.url, self.name, "", connection)
         held, queue = self.rng.random() < 0.01, QueueAddress("orders", self.name)
         with connection.transaction(force_rollback=self.rng.random() < 0.1):

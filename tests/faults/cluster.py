@@ -51,7 +51,7 @@ SETTINGS = {
 
 
 def started(log: Path, words: list[str], host: str = HOSTS[0]) -> subprocess.Popen[bytes]:
-    """Start a process; its log goes on if it is there."""
+    """Start a process. Its log is continued if it exists."""
     ours = {
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_DAEMON_MEMORY": "256m",
@@ -97,7 +97,11 @@ def landed(table: Path) -> list[str]:
 
 
 class Order:
-    """Streams that run together until what waits is through; `answer` appears when they are."""
+    """
+    Streams that run together until they have received what waits.
+
+    Then their `answer` appears.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.answer = folder, folder / "answer"

@@ -104,9 +104,10 @@ def run(spark: SparkSession, order: dict[str, Any]) -> None:
 
 def keep_running(spark: SparkSession, order: dict[str, Any]) -> None:
     """
-    Run streams until the file is there, and then until a run of each has no rows.
+    Run streams until the file exists, and then until a run of each has no rows.
 
-    All from one thread: Spark finds a Python sink only where a session is active in the thread.
+    All run from one thread, because Spark finds a Python sink only where a session is active in
+    the thread.
     """
     left = dict(enumerate(order["streams"]))
     queries: dict[int, StreamingQuery] = {}

@@ -85,7 +85,7 @@ class Scene:
     frozen: list[tuple[float, int]] = field(default_factory=list)  # thaw when, whom
 
     def strike(self, name: str) -> bool:
-        """Do a harm; whether it hit someone."""
+        """Do a harm, and return whether it hit anything."""
         match name.split():
             case ["backend", how]:
                 return any(self.hit(pid, how) for (pid,) in self.ground.ask(BUSY))
@@ -138,7 +138,11 @@ class Scene:
             ballast.unlink()
 
     def kill(self, *, workers: bool) -> None:
-        """Kill the driver and its JVM at once; `workers`: and all Pythons below it."""
+        """
+        Kill the driver and its JVM at once.
+
+        With `workers` all Python processes below it are killed too.
+        """
         if self.driver is None:
             return
         below = self.below()

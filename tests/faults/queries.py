@@ -19,10 +19,10 @@ from sqlq_spark import errors
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import ConnectionLost, Deadlock
 from sqlq_spark.receive import task as receiving
+from sqlq_spark.receive.batch import INITIAL, Offset
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import INITIAL, Offset
 from sqlq_spark.send import dispatch as send
-from sqlq_spark.send.sender import CHUNK_ROW
+from sqlq_spark.send.chunk import CHUNK_ROW
 from sqlq_spark.wire.rows import SparkBatch
 
 from .steps import FIGURES, Killed, Order, Work, expected
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from receipt_moves import Move, State
 
     from sqlq_spark.options import SinkOptions
-    from sqlq_spark.receive.task import Task
+    from sqlq_spark.receive.batch import Task
 
     from .world import World
 
@@ -128,7 +128,7 @@ class Driver:
         return sum(job.driver is self and job.slot == slot for job in self.world.jobs)
 
     def next(self) -> None:
-        """Do the next thing, if nothing is under way; an error that ends the query must be true."""
+        """Do the next step, if nothing is under way. An error that ends the query must be true."""
         if not self.alive or self.job is not None:
             return
         try:
@@ -142,7 +142,7 @@ class Driver:
             self.die()
 
     def _live(self) -> Generator[None]:
-        """Run batches; others come between where it yields. It ends as Spark ends the query."""
+        """Run batches, and end as Spark ends the query. Others may work wherever it yields."""
         checkpoint = self.checkpoint
         while True:
             while self.phase == "plan":
@@ -187,7 +187,7 @@ class Driver:
         move: Move,
         on_commit: Callable[[dict[Key, Receipt]], None] | None = None,
     ) -> Generator[None, None, Any]:
-        """Wait for a process of the driver's own; what it raises is raised here."""
+        """Wait for a process of the driver, and raise what it raises."""
         name = f"{name} {self.batch}"
         job = self.world.spawn(name, call, move, driver=self, on_commit=on_commit)
         if job.done:  # it needed no statement
@@ -208,7 +208,7 @@ class Driver:
         return tuple(loop.latest(start) for loop, start in pairs)
 
     def _sink(self) -> Generator[None]:
-        """Hand the rows to the sink, which knows the batch if it comes again."""
+        """Hand the rows to the sink, which recognises a repeated batch."""
         sink, results = self.checkpoint.sink, [self.results[slot] for slot in self.slots]
         keys = {body: result.key for result in results for body in result.bodies}
         if sink.options is None:
@@ -261,14 +261,14 @@ class Driver:
         job = world.spawn(f"task {batch} {slot}", run, "save", driver=self, slot=slot, on_end=end)
 
     def _check(self, error: BaseException) -> None:
-        """See that what the package says is true."""
+        """Check that the facts of the package's error are true."""
         world, pairs = self.world, [*zip(self.streams, self.start, self.end, strict=True)]
         marred = self.checkpoint.query in world.marred
         if isinstance(error, errors.CheckpointRolledBack):
             assert any(world.stream(x.stream)[0] > x.batch for _, x, _ in pairs), error
         elif isinstance(error, errors.StreamTakenOver):
             speaking = [world.stream(start.stream)[1] for _, start, _ in pairs]
-            assert speaking != [loop.claim.driver for loop, _, _ in pairs], error
+            assert speaking != [loop.memory.claim.driver for loop, _, _ in pairs], error
         elif isinstance(error, errors.DispatchLogAhead):  # a copy, or a checkpoint that went back
             assert marred, error
         elif isinstance(error, errors.NothingToSettle):  # closed by its stream, or a lost one
@@ -277,7 +277,7 @@ class Driver:
             expected(error, ConnectionLost, Deadlock, errors.ChunksMissing)
 
     def die(self, order: Order = "die") -> None:
-        """End the process; what runs on executors goes on."""
+        """End the process. Work on executors continues."""
         if not self.alive:
             return
         self.alive = False
@@ -294,8 +294,8 @@ def stage_rows(sink: Sink, bodies: list[bytes], spark_batch: SparkBatch) -> send
     chunks = [pa.Table.from_pylist(rows[at : at + 2], CHUNK_ROW) for at in range(0, len(rows), 2)]
     name, batch = f"query:{spark_batch.query_id}", spark_batch.number
     with StateSession(sink.options, "sink") as session:
-        return send.stage(session, chunks, sink=name, batch=batch, spark_batch=spark_batch)
+        return send.stage(session, chunks, sink=name, sink_batch=batch, spark_batch=spark_batch)
 
 
 def unchecked(*_: object) -> None:
-    """Stand for what a stream checks at its start, which changes nothing and takes long."""
+    """Replace the checks at a stream's start, which change nothing and take long."""

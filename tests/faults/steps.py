@@ -45,11 +45,11 @@ _HERE = threading.local()
 
 
 class Killed(BaseException):
-    """The process is dead; nothing of it may catch this."""
+    """The process is dead. The package must not catch this."""
 
 
 class Work:
-    """What one process does, in a thread that stops before each statement."""
+    """The work of one process, in a thread that stops before each statement."""
 
     at = ""  # the statement before which it stands
     site = ("", 0)  # of the code that runs it: file and line
@@ -92,7 +92,7 @@ class Work:
         return self.order
 
     def step(self, order: Order = "go") -> None:
-        """Let it through one gate, and wait until it stands at the next, ends, or is blocked."""
+        """Let the work pass one gate, and wait until it is at the next one, ends, or is blocked."""
         if self.blocked and self.pid not in self.stage.waiting():
             self.look()
         if self.done or (self.blocked and order == "go"):
@@ -108,7 +108,7 @@ class Work:
         assert not (self.dead and self.blocked), f"{self.name} lives on"
 
     def look(self) -> None:
-        """Wait until it stands at a gate, has ended, or waits for a lock."""
+        """Wait until the work is at a gate, has ended, or waits for a lock."""
         until = time.monotonic() + LONGEST
         while not self.here.acquire(timeout=GLANCE):
             assert time.monotonic() < until, f"{self.name} hangs at {self.at}"
@@ -121,7 +121,7 @@ class Work:
 
 
 def expected(error: BaseException | None, *kinds: type[BaseException]) -> None:
-    """Let an error be only if it is one of these; a killed process has none."""
+    """Raise an error unless it is one of these kinds. A killed process may have any."""
     if error is not None and not isinstance(error, (*kinds, Killed)):
         raise error
 
@@ -131,7 +131,7 @@ ASKING = {"lock_table", "look", "check_locked", "use", "use_delayed"}
 
 
 class Stage:
-    """Where work is done: sessions that are used again, and an eye on the server's locks."""
+    """The sessions of all processes, which are used again, and a view of the server's locks."""
 
     def __init__(self, desk: psycopg.Connection[Any], connect: Callable[..., Connection]) -> None:
         self.desk = desk
@@ -148,7 +148,7 @@ class Stage:
                 work.look()
 
     def terminate(self, pid: int) -> None:
-        """End a session as a DBA, or a broken network, does; it is gone after."""
+        """End a session as a DBA or a broken network does, and wait until it is gone."""
         self.desk.execute("SELECT pg_terminate_backend(%s)", [pid])
         gone = "SELECT FROM pg_stat_activity WHERE pid = %s"
         while self.desk.execute(gone, [pid]).rowcount:
@@ -159,7 +159,11 @@ class Stage:
         return {pid for (pid,) in self.desk.execute("SELECT pid FROM pg_locks WHERE NOT granted")}
 
     def open(self, url: str, *, application: str, timeout: float, state: str) -> Gated:
-        """Stand in for the dialect's `connect`: a session that another process has left, or new."""
+        """
+        Replace the dialect's `connect`.
+
+        Give a session that another process has left, or a new one.
+        """
         if self.free:
             return self.free.pop()
         self.made += 1
@@ -206,7 +210,11 @@ class Gated(RecordedConnection):
         return found
 
     def stop(self, work: Work, statement: str) -> Order:
-        """Let a process stop at its gate, and die or lose its connection there, if it is to."""
+        """
+        Let a process stop at its gate.
+
+        It dies or loses its connection there, if the test says so.
+        """
         if work.dead:  # of a process that is gone nothing comes any more
             raise Killed
         if statement in self.stage.passed:
@@ -231,6 +239,6 @@ class Gated(RecordedConnection):
         self.stage.free.append(self)
 
     def undo(self) -> bool:
-        """Undo without a gate: it changes nothing that others see."""
+        """Undo without a gate, because it changes nothing that others see."""
         self.lost = not self.inner.undo()
         return not self.lost

@@ -51,7 +51,7 @@ def test_nothing_is_lost_or_repeated_whatever_is_harmed(tmp_path: Path) -> None:
 def test_the_count_names_each_kind_of_problem_and_its_messages(
     places: dict[str, list[int]], counted: int, found: dict[str, list[int]]
 ) -> None:
-    """By number; of number 4 the answer to its commit was lost, so it may be nowhere."""
+    """The answer to the commit of message 4 was lost, so it may be nowhere."""
     sound = {"streamed": [0, 3], "taken": [1], "left": []}
 
     assert problems({0, 1, 3}, sound | places, counted) == found

@@ -23,7 +23,7 @@ import pytest
 from recorded_connection import METHODS
 
 import sqlq_spark
-from sqlq_spark.admin import failed_messages
+from sqlq_spark.admin import return_to_source
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import ChunksMissing
@@ -31,8 +31,8 @@ from sqlq_spark.options import SinkOptions
 from sqlq_spark.receive import task as receiving
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send import insert, subscriptions
-from sqlq_spark.send.dispatch import NAMELESS
-from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
+from sqlq_spark.send.chunk import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
+from sqlq_spark.send.dispatch import NAMELESS_SINK
 from sqlq_spark.wire.address import delayed_of
 from sqlq_spark.wire.headers import FAILED_Q, FORWARD_DESTINATION, dumps
 from sqlq_spark.wire.postgresql import POSTGRESQL
@@ -75,9 +75,10 @@ CHUNK = pa.schema([*CHUNK_ROW, CHUNK_DELAYS["delay"], CHUNK_TOPICS])
 
 
 def sites() -> dict[tuple[str, int], str]:
-    """Each place where what receives or sends runs a statement: file and line; its function."""
+    """Return each place where the package runs a statement: its file and line, and its function."""
     found, stale = {}, {*ELSEWHERE}
-    for path in [*PACKAGE.glob("receive/*.py"), *PACKAGE.glob("send/*.py")]:
+    subject = [*PACKAGE.glob("receive/*.py"), *PACKAGE.glob("send/*.py")]
+    for path in [*subject, PACKAGE / "admin" / "receipts.py"]:
         module = name = f"{path.parent.name}.{path.stem}"
         for at, line in enumerate(path.read_text().splitlines(), 1):
             if owner := re.match(r" *def (\w+)", line):
@@ -91,7 +92,7 @@ def sites() -> dict[tuple[str, int], str]:
 
 
 class Walk:
-    """Kills the processes of trips at points that are not known yet, until none is left."""
+    """Kills the processes of trips at points that are new, until none is left."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -112,7 +113,11 @@ class Walk:
         self.options = SinkOptions.parse(given)
 
     def __call__(self, trip: Callable[[Walk], None]) -> None:
-        """Make a trip again and again; each time all is in its place in the end."""
+        """
+        Repeat a trip until no point is new.
+
+        Each time every message is in its place at the end.
+        """
         before = -1
         while len(self.points) > before:
             before = len(self.points)
@@ -146,7 +151,11 @@ class Walk:
     # ------------------------------------------------------------ jobs
 
     def done(self, name: str, call: Callable[[], Any], *, sends: bool = False) -> Any:
-        """Do something, and again where its process dies; its commit may send what is in hand."""
+        """
+        Do some work, and again if its process dies.
+
+        With `sends` its commit sends what is in hand.
+        """
 
         def committed(_: object) -> None:
             self.world.hand = []
@@ -164,7 +173,7 @@ class Walk:
         return {"headers": "{}", "body": body, **columns}
 
     def rows(self, kind: str = "") -> list[dict[str, Any]]:
-        """Give a row of each kind, or of one kind that each of them goes by."""
+        """Return a row of each kind of destination. `kind` counts them as one kind."""
         return [
             self.row(kind or "sent", queue=self.names["billing"], lifetime=LIFE),
             self.row(kind or "delayed", queue=self.names["billing"], delay=LIFE),
@@ -174,7 +183,7 @@ class Walk:
     def stage(self, sink: str, batch: int, rows: list[dict[str, Any]]) -> Staged:
         chunks = [pa.Table.from_pylist(rows, CHUNK)]
         with StateSession(self.options, "sink") as session:
-            return send.stage(session, chunks, sink=sink, batch=batch)
+            return send.stage(session, chunks, sink=sink, sink_batch=batch)
 
     def write(self, sink: str, batch: int, *parts: list[dict[str, Any]]) -> None:
         name = sink[:4]
@@ -238,7 +247,7 @@ def send_by_name(walk: Walk) -> None:
 
 def send_otherwise(walk: Walk) -> None:
     """Give one write up, which a later one without a name cleans up; send one at least once."""
-    world, (one, other) = walk.world, (f"{NAMELESS}{uuid.uuid4()}" for _ in range(2))
+    world, (one, other) = walk.world, (f"{NAMELESS_SINK}{uuid.uuid4()}" for _ in range(2))
     given_up = [{"queue": walk.names["billing"], "headers": "{}", "body": b"given up"}]
     walk.done("stage", partial(walk.stage, one, 0, given_up))
     with StateSession(walk.options, "abort") as session:
@@ -273,9 +282,9 @@ def retry(walk: Walk) -> None:
 
     def give_back() -> None:
         with Session(world.source, "retry") as session:
-            choice = failed_messages.Choice()
-            planned = failed_messages.plan(session.open(), errors, choice)
-            returned = failed_messages.give_back(session, errors, planned, batch=2)
+            choice = return_to_source.Choice()
+            planned = return_to_source.plan_return(session.open(), errors, choice)
+            returned = return_to_source.give_back(session, errors, planned, batch=2)
             assert not [each for each in returned if each.reason]
 
     walk.done("retry", give_back)
@@ -297,7 +306,7 @@ def walk(world: World, monkeypatch: pytest.MonkeyPatch) -> Walk:
 
 @pytest.mark.timeout(900)
 def test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing(walk: Walk) -> None:
-    """Whatever dies wherever, each message is in its place once, and nothing is left behind."""
+    """Each process is killed between any two statements. Each message is in its place once."""
     for trip in (stream, lose, send_by_name, send_otherwise, retry):
         walk(trip)
 
@@ -307,14 +316,18 @@ def test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing(walk: Walk) -> None
 
 
 def test_a_dispatch_in_two_commits_is_found(walk: Walk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chunks in one commit, the dispatch log in the next: a kill between them repeats."""
+    """
+    A planted dispatch commits the chunks first and the dispatch log later.
+
+    A kill between the commits repeats messages.
+    """
 
     def dispatch(connection: Connection, staged: list[Staged], options: SinkOptions) -> None:
         with suppress(ChunksMissing), transaction(connection):
             inserts = insert.Inserts(connection, options, isolate_failures=True)
             for each in send.read_chunks(connection, staged):
                 inserts.insert(each)
-        send.discard(connection, staged[0].sink, staged[0].batch, final=True)
+        send.discard(connection, staged[0].sink, staged[0].sink_batch, final=True)
 
     monkeypatch.setattr(send, "dispatch", dispatch)
 

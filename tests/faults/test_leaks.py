@@ -59,7 +59,7 @@ def sample(place: Place, spark: SparkSession) -> dict[str, float]:
 
 
 def grown(samples: list[dict[str, float]]) -> dict[str, list[float]]:
-    """What is above 5% or a little in its last quarter, compared with the second."""
+    """Return what is more than 5 % higher in the last quarter than in the second one."""
     found = {}
     for name in samples[-1]:
         values = [each[name] for each in samples if name in each]

@@ -40,7 +40,7 @@ def check(queue: Queue, ids: list[str], first: int, stop: int) -> None:
 
 def replayed(order: Order, stream: int = 0) -> int:
     """
-    How many tasks were tried twice or more; each attempt saw the same rows.
+    Count the tasks that were tried twice or more, and check that each attempt saw the same rows.
 
     An attempt that died, or lost a race, saw the beginning of what the longest one saw.
     """

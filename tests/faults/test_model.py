@@ -1,12 +1,12 @@
 """
-Whatever happens to whom and when, every message is in one place: hypothesis looks for the contrary.
+Every message is in one place, whatever happens: hypothesis searches for a counterexample.
 
 Rules come in any order, one statement at a time. A rule picks its driver, process or query by a
-number, modulo how many there are: so that hypothesis can make a counterexample small. No rule has a
-precondition, and none draws as it runs: what is drawn must not depend on who got a lock first, or
-hypothesis, which runs a beginning again, refuses.
+number, modulo how many there are, so that hypothesis can make a counterexample small. No rule has a
+precondition, and none draws as it runs. What is drawn must not depend on who got a lock first,
+because hypothesis runs a beginning again and would refuse.
 
-Examples are the same in each run; SQLQ_MODEL_EXAMPLES asks for so many new ones. The last lines of
+Examples are the same in each run. SQLQ_MODEL_EXAMPLES asks for so many new ones. The last lines of
 a run say how much was done.
 """
 
@@ -27,8 +27,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sqlq_spark.receive import receipts
 from sqlq_spark.receive import task as receiving
+from sqlq_spark.receive.receipts import Fence, read_fence
 from sqlq_spark.wire import payload
 
 from .steps import FIGURES
@@ -84,7 +84,7 @@ class Machine(RuleBasedStateMachine):
         self.world.send(messages)
 
     def teardown(self) -> None:
-        """Let all come to an end, unless a fault was found: then everything is where it stays."""
+        """End all work, unless a fault was found. Then everything stays as it is."""
         try:
             if sys.exc_info()[0] is None:
                 self.world.drain()
@@ -97,13 +97,13 @@ class Machine(RuleBasedStateMachine):
         return self.world.checkpoints[which % len(self.world.checkpoints)]
 
     def driver(self, which: int) -> Driver:
-        """A driver that lives: of the query, or a new one for it."""
+        """Return a living driver of the query, or a new one."""
         checkpoint = self.checkpoint(which)
         alive = self.world.alive(checkpoint)
         return alive[which % len(alive)] if alive else self.world.drive(checkpoint)
 
     def job(self, which: int) -> Work | None:
-        """A process at work; where there is none, a driver does its next things until there is."""
+        """Return a process at work. If there is none, a driver continues until there is one."""
         for _ in range(4):
             if self.world.jobs:
                 return self.world.jobs[which % len(self.world.jobs)]
@@ -127,13 +127,13 @@ class Machine(RuleBasedStateMachine):
 
     @rule(which=WHICH, things=st.integers(1, 3))
     def go_on(self, which: int, things: int) -> None:
-        """A driver does its next things; what they start is left where it begins."""
+        """Let a driver take its next steps. What they start stays at its beginning."""
         for _ in range(things):
             self.driver(which).next()
 
     @rule(which=WHICH, things=st.integers(3, 12))
     def hurry(self, which: int, things: int) -> None:
-        """A driver does several things, and nobody comes between unless it must wait."""
+        """Let a driver take several steps. Others work in between only if it must wait."""
         for _ in range(things):
             driver = self.driver(which)
             if not driver.idle:
@@ -146,7 +146,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(which=WHICH, slot=WHICH, statements=st.integers(0, 6))
     def attempt_again(self, which: int, slot: int, statements: int) -> None:
-        """Speculation, a self-union, a retry: one more attempt of a task, which may be slow."""
+        """Start one more attempt of a task, as speculation, a self-union or a retry does."""
         tasking = [each for each in self.world.alive() if each.phase == "tasks"]
         if tasking:
             driver = tasking[which % len(tasking)]
@@ -159,7 +159,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(which=WHICH, statements=st.integers(0, 8), order=st.sampled_from(FAULTS))
     def fault(self, which: int, statements: int, order: Order) -> None:
-        """A process dies in its work, or its connection does, or a commit's answer is lost."""
+        """Kill a process at work, or cut its connection, or lose the answer to its commit."""
         job = self.job(which)
         if job is None:
             return
@@ -179,7 +179,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(which=WHICH, executors=st.booleans())
     def crash(self, which: int, *, executors: bool) -> None:
-        """A driver dies and is restarted; what its executors still do is a zombie's work."""
+        """Kill a driver and restart it. Work on its executors continues, as a zombie's."""
         alive = self.world.alive()
         if not alive:
             return
@@ -219,29 +219,27 @@ class Machine(RuleBasedStateMachine):
 
 
 def test_every_message_is_in_one_place_whatever_happens(world: World) -> None:
-    """Looked at after every commit, and when all have come to an end."""
+    """Every message is looked for after each commit, and at the end."""
     run_state_machine_as_test(type("Model", (Machine,), {"world": world}), settings=SETTINGS)
 
 
-def open_always(
-    connection: Connection, task: receiving.Task, spark_batch: SparkBatch
-) -> tuple[bool, None, bool]:
-    """Let a task of a batch that was acknowledged receive; nobody will read its receipt."""
-    assert task.stream is not None
-    receipts.read_fence(connection, task.stream, spark_batch, queue="")
-    return True, None, True  # the high-water mark is a second fence
+def open_always(connection: Connection, stream: str, spark_batch: SparkBatch, queue: str) -> Fence:
+    """Let a task receive for a batch that was acknowledged. Nobody will read its receipt."""
+    read_fence(connection, stream, spark_batch, queue)
+    # the high-water mark is a second fence
+    return Fence(acked_batch=-1, plan_high_water=None, is_reader=True)
 
 
 def new_always(*_: object) -> bool:
-    """Let a task receive under a number that its query has used; the sink drops the messages."""
+    """Let a task receive under a number that its query has used. The sink drops the messages."""
     return True
 
 
-@pytest.mark.parametrize(("rule", "lacking"), [("fence", open_always), ("is_new", new_always)])
+@pytest.mark.parametrize(("rule", "lacking"), [("read_fence", open_always), ("is_new", new_always)])
 def test_the_model_finds_a_message_that_is_lost_without_a_rule(
     world: World, monkeypatch: pytest.MonkeyPatch, rule: str, lacking: Callable[..., object]
 ) -> None:
-    """What was found is run once more, and there another may get a lock first: a flaky failure."""
+    """A second run of what was found may differ by who gets a lock, so it may be flaky."""
     monkeypatch.setattr(receiving, rule, lacking)
 
     with pytest.raises((Lost, FlakyFailure)) as found:

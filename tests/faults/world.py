@@ -20,10 +20,10 @@ from payloads import of_receipt
 from psycopg import sql
 from receipt_moves import MOVES
 
+from sqlq_spark.admin import receipts
 from sqlq_spark.database import transaction
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.errors import ConnectionLost, Deadlock, ReceiptSettled
-from sqlq_spark.receive import receipts
 from sqlq_spark.wire.postgresql import POSTGRESQL
 
 from .queries import TIMEOUT, Checkpoint, Driver, Receipt, Sink
@@ -59,7 +59,7 @@ def bodies_in(payload: bytes) -> list[bytes]:
 
 
 class Lost(AssertionError):
-    """A message is not in exactly one place."""
+    """A message is in no place, or in more than one."""
 
 
 class World:
@@ -115,7 +115,7 @@ class World:
         return self.jobs[-1]
 
     def step(self, job: Work, order: Order = "go") -> None:
-        """Let a process do one statement, then look at what became of everything."""
+        """Let a process run one statement, and then look for every message."""
         order = self.order(job) if order == "go" else order
         job.step(order)
         if job.committed:
@@ -125,13 +125,13 @@ class World:
         self.reap()
 
     def run(self, job: Work, statements: int = 1000) -> None:
-        """Let a process do so many statements, or go to its end, or to where it must wait."""
+        """Let a process run some statements, or until it ends or must wait."""
         for _ in range(statements):
             if not job.done and not job.blocked:
                 self.step(job)
 
     def hurry(self, driver: Driver) -> None:
-        """Let a driver do its next thing, and what that starts, if nothing makes it wait."""
+        """Let a driver take its next step, and all work that it starts, if nothing must wait."""
         before = list(map(id, self.jobs))
         driver.next()
         for job in [each for each in self.jobs if id(each) not in before]:
@@ -166,7 +166,7 @@ class World:
         FIGURES["messages"] += messages
 
     def observe(self, job: Work | None) -> None:
-        """After a commit: the receipts moved as their table says, and nothing is lost."""
+        """Check after a commit that receipts moved as their table allows, and nothing is lost."""
         now, before = self.receipts(), self.before
         gone = {key: before[key] for key in before.keys() - now.keys()}
         for key in before.keys() | now.keys():
@@ -234,7 +234,7 @@ class World:
         return {body for body, key in found if key[:2] == batch}
 
     def _check_receipts(self) -> None:
-        """What lies in a receipt can still be read; settled is sent, and sent is settled."""
+        """Check that every receipt can be read, and that it is settled exactly if it was sent."""
         for key, receipt in self.before.items():
             owner = self.owners.get(key[0])
             sent = [self.sunk(body, key) for body in receipt.bodies]
@@ -261,7 +261,7 @@ class World:
         }
 
     def stream(self, name: str | None) -> tuple[int, str | None]:
-        """The last batch of a stream that is closed, and the driver that speaks for it."""
+        """Return the last closed batch of a stream, and the driver that owns the stream."""
         rows = self.ask("SELECT acked_batch, driver FROM {state}.stream WHERE stream = %s", name)
         return rows[0] if rows else (0, None)
 
@@ -278,9 +278,9 @@ class World:
                 one = session.open()
                 with transaction(one, timeout=TIMEOUT):
                     if move == "return_":
-                        receipts.return_(one, key, queue)
+                        receipts.return_receipt(one, key, queue)
                     else:
-                        receipts.drop(one, key)
+                        receipts.drop_receipt(one, key)
 
         def committed(gone: dict[Key, Receipt]) -> None:
             assert set(gone) <= {key}, gone
@@ -303,7 +303,11 @@ class World:
             self.step(job, "die")
 
     def may_operate(self, key: Key) -> bool:
-        """Whether a careful operator would: no sink has the batch, and no query brings it there."""
+        """
+        Return whether a careful operator would act.
+
+        No sink has the batch, and no query continues it.
+        """
         speaking = any(driver.alive and key[0] in driver.names for driver in self.drivers)
         return self.owners[key[0]].shared or not (speaking or self.bodies_of(key[:2]))
 
@@ -378,7 +382,7 @@ class World:
     # ------------------------------------------------------------ the end
 
     def drain(self) -> None:
-        """Let everyone come to an end, until all messages are where they are to stay."""
+        """Let all work end, until every message is where it stays."""
         self.rival_ends(commit=False)
         for _ in range(20):
             self.finish()
@@ -402,7 +406,7 @@ class World:
         return replace(self.source, queue=self.queues[INPUTS[source]])
 
     def _drain_query(self, checkpoint: Checkpoint) -> None:
-        """Run a query until there is nothing more; one that cannot go on begins again."""
+        """Run a query until nothing is left. A query that cannot continue begins again."""
         for second in self.alive(checkpoint)[1:]:
             second.die()
         while True:
@@ -419,7 +423,7 @@ class World:
                 checkpoint = self.lose(checkpoint)
 
     def close(self) -> None:
-        """End an example, whatever became of it: no process, no transaction, no session is left."""
+        """End an example, without a process, transaction or session left."""
         if self.held:
             self.rival.connection.execute("ROLLBACK")
             self.held = []

@@ -9,9 +9,9 @@ BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_tem
 SET LOCAL lock_timeout = 3000;
 CREATE SCHEMA IF NOT EXISTS "sqlqueue_orders";
 
--- Whoever owns the state schema, or a table there or below that exists, can run code as those who use it.
--- Whoever has the ADMIN option of a role adds members.
--- Trusted are superusers and the roles of --trust; and, if this login is no superuser, itself and the owner
+-- The owner of the state schema, or of a table that exists in it or in the list below, can run code with
+-- the rights of those who use it. A login with the ADMIN option of a role can add members. Trusted are
+-- superusers and the roles of --trust. If this login is no superuser, it also trusts itself and the owner
 -- of the database.
 DO $do$
 DECLARE
@@ -141,7 +141,7 @@ BEGIN
     ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
     CREATE INDEX stream_query ON "sqlqueue_orders".stream (query_id);
 
-    -- the one stream of a query that receives from a queue, since which run of the query
+    -- the one stream of a query that may receive from a queue, and the run in which it began
     CREATE TABLE "sqlqueue_orders".query_reader (
         query_id varchar(36)  NOT NULL,
         queue    text         NOT NULL,
@@ -173,7 +173,7 @@ BEGIN
     CREATE INDEX receipt_query ON "sqlqueue_orders".receipt (query_id, query_batch);
     ALTER TABLE "sqlqueue_orders".receipt ALTER COLUMN payload SET STORAGE EXTERNAL;
 
-    -- a large receipt's payload, cut so that a row fills a page
+    -- the payload of a large receipt, cut so that each row fills a page of the table
     CREATE TABLE "sqlqueue_orders".receipt_page (
         stream  varchar(36) NOT NULL,
         batch   bigint      NOT NULL,
@@ -184,7 +184,7 @@ BEGIN
     ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
     ALTER TABLE "sqlqueue_orders".receipt_page ALTER COLUMN payload SET STORAGE PLAIN;
 
-    -- what tasks stage for a sink, until the driver dispatches or discards it
+    -- messages that tasks stage for a sink, until the driver dispatches or discards them
     CREATE TABLE "sqlqueue_orders".staging (
         sink     varchar(200) NOT NULL,
         batch    bigint       NOT NULL,
@@ -197,7 +197,7 @@ BEGIN
     ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
     ALTER TABLE "sqlqueue_orders".staging ALTER COLUMN payload SET STORAGE EXTERNAL;
 
-    -- the same for a large chunk
+    -- the payload of a large chunk, cut in the same way
     CREATE TABLE "sqlqueue_orders".staging_page (
         sink    varchar(200) NOT NULL,
         batch   bigint       NOT NULL,
@@ -219,7 +219,7 @@ BEGIN
         destination text
     ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 
-    -- the audit trail: who purged, returned, dropped or retired what
+    -- the audit trail: who purged, returned, dropped or retired messages
     CREATE TABLE "sqlqueue_orders".trail (
         entry         bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         at            timestamptz NOT NULL DEFAULT now(),

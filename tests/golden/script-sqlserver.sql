@@ -8,7 +8,7 @@ SET XACT_ABORT ON;
 SET ANSI_NULLS ON;
 SET QUOTED_IDENTIFIER ON;
 SET LOCK_TIMEOUT 3000;
--- In the wrong database nothing runs before SET NOEXEC OFF, also if the tool sends more batches.
+-- In the wrong database nothing runs before SET NOEXEC OFF, even if the tool sends more batches.
 DECLARE @here sysname = DB_NAME(), @wanted sysname = N'shop';
 IF @wanted = N'' AND @here IN (N'master', N'tempdb', N'model', N'msdb')
    OR @wanted <> N'' AND ISNULL(DB_ID(@wanted), 0) <> DB_ID()
@@ -23,10 +23,10 @@ BEGIN TRANSACTION;
 IF SCHEMA_ID(N'sqlqueue_orders') IS NULL
     EXEC (N'CREATE SCHEMA [sqlqueue_orders]');
 
--- Whoever owns the state schema, or a table there or below that exists, can run code as those who use it.
--- Whoever owns a role adds members.
--- Trusted are dbo, this user and the principals of --trust. After a fault nothing runs before SET NOEXEC OFF, also if the tool sends more batches.
--- Rights are granted one by one, because each waits for the sessions that use the table.
+-- The owner of the state schema, or of a table that exists in it or in the list below, can run code with
+-- the rights of those who use it. The owner of a role can add members. Trusted are dbo, this user and the
+-- principals of --trust. After a fault nothing runs before SET NOEXEC OFF, even if the tool sends more
+-- batches. Rights are granted one by one, because each grant waits for the sessions that use the table.
 DECLARE @fault nvarchar(2000), @known int, @owners nvarchar(max) = N'[]',
         @named nvarchar(max) = N'[]';
 SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema [sqlqueue_orders]: ', f.fault)
@@ -170,8 +170,8 @@ BEGIN
     ALTER TABLE [sqlqueue_orders].stream SET (LOCK_ESCALATION = DISABLE);
     CREATE INDEX stream_query ON [sqlqueue_orders].stream (query_id);
 
-    -- the one stream of a query that receives from a queue, since which run of the query; two spellings
-    -- of a queue are equal where the database ignores case
+    -- the one stream of a query that may receive from a queue, and the run in which it began;
+    -- two spellings of a queue are equal if the database ignores case
     CREATE TABLE [sqlqueue_orders].query_reader (
         query_id nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
         queue    nvarchar(800) COLLATE DATABASE_DEFAULT NOT NULL,
@@ -217,7 +217,7 @@ BEGIN
     ALTER TABLE [sqlqueue_orders].receipt_page SET (LOCK_ESCALATION = DISABLE);
     EXEC sys.sp_tableoption N'[sqlqueue_orders].receipt_page', 'large value types out of row', '1';
 
-    -- what tasks stage for a sink, until the driver dispatches or discards it
+    -- messages that tasks stage for a sink, until the driver dispatches or discards them
     CREATE TABLE [sqlqueue_orders].staging (
         sink     nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
         batch    bigint         NOT NULL,
@@ -231,7 +231,7 @@ BEGIN
     ALTER TABLE [sqlqueue_orders].staging SET (LOCK_ESCALATION = DISABLE);
     EXEC sys.sp_tableoption N'[sqlqueue_orders].staging', 'large value types out of row', '1';
 
-    -- the same for a large chunk
+    -- the payload of a large chunk, in one row
     CREATE TABLE [sqlqueue_orders].staging_page (
         sink    nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
         batch   bigint         NOT NULL,
@@ -255,7 +255,7 @@ BEGIN
     );
     ALTER TABLE [sqlqueue_orders].dispatch_log SET (LOCK_ESCALATION = DISABLE);
 
-    -- the audit trail: who purged, returned, dropped or retired what
+    -- the audit trail: who purged, returned, dropped or retired messages
     CREATE TABLE [sqlqueue_orders].trail (
         entry         bigint         IDENTITY(1,1) NOT NULL PRIMARY KEY,
         at            datetime2(3)   NOT NULL DEFAULT SYSUTCDATETIME(),
@@ -436,7 +436,7 @@ GRANT INSERT ON [dbo].[Shop.Orders] TO [endpoints];
 GRANT INSERT ON [dbo].[Shop.Orders.web1] TO [endpoints];
 
 GO
--- After an error the transaction may be open in a window that stays.
+-- After an error the transaction may still be open, if the tool keeps the session.
 SET NOEXEC OFF;
 IF @@TRANCOUNT > 0
     ROLLBACK TRANSACTION;

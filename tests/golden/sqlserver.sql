@@ -71,7 +71,7 @@ SELECT CASE WHEN @renamed = 1 THEN NEWID() ELSE Id END, 1, Headers, ISNULL(Body,
   FROM @gone
  WHERE expired = 0
  ORDER BY seq;
-SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS moved,
+SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS diverted,
        ISNULL(SUM(CASE WHEN expired = 1 THEN CAST(1 AS bigint) END), 0) AS expired
   FROM @gone;
 GO
@@ -92,7 +92,8 @@ GO
 -- lock_stream
 UPDATE [sqlqueue].stream WITH (REPEATABLEREAD, ROWLOCK)
    SET driver = driver
-OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch, inserted.[plan]
+OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch,
+       inserted.[plan] AS stored_plan
  WHERE stream = @stream;
 GO
 

@@ -11,7 +11,7 @@ import pytest
 from conformance.dba import as_login
 from conftest import Database
 
-from sqlq_spark.admin.script import Roles, endpoint, script
+from sqlq_spark.admin.script import Roles, endpoint, write_script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ class Tenant(Database):
 
 @pytest.fixture
 def tenant(place: Place) -> Iterator[Tenants]:
-    """Give what makes a tenant with a queue of a table name in the place's schema."""
+    """Give a function that makes a tenant with a queue in the place's schema."""
     made: list[Tenant] = []
 
     def make(queue: str, *, error: str | None = None, delayed: bool = False) -> Tenant:
@@ -59,7 +59,7 @@ def tenant(place: Place) -> Iterator[Tenants]:
         reader, sender = f"{login}_r", f"{login}_s"
         address = f'"{place.schema}"."{queue}"'
         errors = f'"{place.schema}"."{error}"' if error else None
-        text = script(
+        text = write_script(
             endpoint(place.superuser, address, error=errors),
             state=place.state,
             roles=Roles(reader=reader, sender=sender),
@@ -80,7 +80,7 @@ def tenant(place: Place) -> Iterator[Tenants]:
 
 @pytest.fixture
 def login(place: Place) -> Iterator[Login]:
-    """Give what makes a login with some roles and rights; it gives the login's url."""
+    """Give a function that makes a login with some roles and rights, and returns its url."""
     made: list[str] = []
 
     def make(*rights: str) -> str:

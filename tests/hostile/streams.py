@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from sqlq_spark.admin import checks
+from sqlq_spark.admin import doctor
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.options import SinkOptions, SourceOptions
+from sqlq_spark.receive.batch import INITIAL
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch as send
 from sqlq_spark.send.sender import Sender
@@ -20,7 +20,7 @@ from sqlq_spark.wire.rows import NO_SPARK_BATCH, SparkBatch
 if TYPE_CHECKING:
     from conftest import Place
 
-    from sqlq_spark.receive.offset import Offset
+    from sqlq_spark.receive.batch import Offset
     from sqlq_spark.send.dispatch import Staged
 
 TIMEOUT = 10.0  # seconds for a statement; what an attacker holds is held for longer
@@ -33,11 +33,11 @@ class Stream:
     def __init__(
         self, place: Place, url: str, queue: str, *, end: Offset = INITIAL, **raw: str
     ) -> None:
-        """Begin, or go on after an offset of a checkpoint."""
+        """Begin a new stream, or continue after an offset of a checkpoint."""
         given = {"url": url, "queue": queue, "stateSchema": place.state}
         self.options = SourceOptions.parse(given | {"queryTimeout": f"{TIMEOUT}s"} | raw)
         ticks = count(1000.0, 2.0)  # a peek pauses for less
-        self.loop = StreamDriver(self.options, lambda: next(ticks), checks.at_start)
+        self.loop = StreamDriver(self.options, lambda: next(ticks), doctor.at_start)
         self.end = end
 
     @property
@@ -51,7 +51,7 @@ class Stream:
         return self.end
 
     def receive(self, spark_batch: SparkBatch = NO_SPARK_BATCH) -> list[bytes]:
-        """Run the tasks of the last batch; the bodies that they hand out."""
+        """Run the tasks of the last batch, and return their bodies."""
         bodies: list[bytes] = []
         with StateSession(self.options, f"{self.name} 1/0") as session:
             for task in self.loop.tasks(self.end):
@@ -84,10 +84,10 @@ class Writer:
         rows = pa.RecordBatch.from_pydict(values)
         with StateSession(self.options, f"sink {self.sink}") as session:
             chunks = Sender(options=self.options, partition=0).chunks([rows])
-            return send.stage(session, chunks, sink=self.sink, batch=batch)
+            return send.stage(session, chunks, sink=self.sink, sink_batch=batch)
 
     def dispatch(self, *staged: Staged) -> int:
-        """Send what was staged; how many messages."""
+        """Send what was staged, and return how many messages."""
         with StateSession(self.options, f"dispatch {self.sink}") as session:
             return send.dispatch(session.open(), list(staged), self.options)
 

@@ -1,9 +1,9 @@
 """
-What another login made in the database, and nobody named: it does not run.
+Code that another login made in the database does not run, unless someone names it.
 
 A login that may create in `public` defines what our statements call, for better matching types.
 Each of these functions raises, so a statement that finds one by its search path fails. `mallory`
-owns tables with code that writes into `loot` who ran it. Commands and streams find them.
+owns tables with code of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cli.database import own_database
 from proxy import relayed
 from recorded_connection import RecordedConnection
 
-from sqlq_spark.admin import checks, watch
+from sqlq_spark.admin import doctor, stats
 from sqlq_spark.database import transaction
 from sqlq_spark.database.postgresql.rows import STATEMENTS
 from sqlq_spark.database.sessions import Session
@@ -30,9 +30,14 @@ from sqlq_spark.datasource.write import look_ahead
 from sqlq_spark.errors import StateOfOther, TableRefused
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import DatabaseOptions
+from sqlq_spark.receive.batch import INITIAL
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import INITIAL
-from sqlq_spark.send.subscriptions import Subscription, check_table, list_subscriptions, unsubscribe
+from sqlq_spark.send.subscriptions import (
+    Subscription,
+    check_subscription_table,
+    list_subscriptions,
+    unsubscribe,
+)
 from sqlq_spark.wire.postgresql import POSTGRESQL
 
 from .conftest import make_login
@@ -103,7 +108,7 @@ def intruder(place: Place) -> Iterator[psycopg.Connection[Any]]:
 
 
 def trap(intruder: psycopg.Connection[Any], *, without: frozenset[str] = frozenset()) -> int:
-    """Define the functions and operators of our statements for many types; how many."""
+    """Define the functions and operators of our statements for many types. Return how many."""
     called = sorted({*WORDS.findall(texts())} - without)
     arities = intruder.execute(
         "SELECT DISTINCT proname, pronargs - generate_series(0, pronargdefaults) "
@@ -135,7 +140,7 @@ def trap(intruder: psycopg.Connection[Any], *, without: frozenset[str] = frozens
 
 
 def streamed(place: Place, url: str) -> int:
-    """Receive as a stream with all that it may have; how many messages came."""
+    """Receive as a stream with all its options. Return how many messages came."""
     queue, errors, start, got = '"shop"."Shop.Orders"', '"shop"."error"', INITIAL, 0
     with closing(Stream(place, url, queue, errorQueue=errors, delayedDelivery="true")) as stream:
         while stream.plan() != start:
@@ -147,7 +152,7 @@ def streamed(place: Place, url: str) -> int:
 
 
 def sent(place: Place, url: str) -> int:
-    """Send a batch exactly once; how many were dispatched."""
+    """Send a batch exactly once. Return how many messages were dispatched."""
     routing = {"subscriptionTable": '"shop"."Subscriptions"'}
     return Writer(place, url, '"shop"."Shop.Orders"', **routing).send(b"x", 0, delay="00:00:01")
 
@@ -155,7 +160,11 @@ def sent(place: Place, url: str) -> int:
 def test_no_function_or_operator_of_another_login_runs(
     place: Place, ready: dict[str, str], intruder: psycopg.Connection[Any], run: Run
 ) -> None:
-    """In no command, in a stream, in a sink, nor while a session begins; a superuser uses them."""
+    """
+    A superuser runs all commands, a stream and a sink, and each begins a session.
+
+    None of them runs the planted code.
+    """
     assert trap(intruder) > 10_000
     with pytest.raises(psycopg.errors.RaiseException, match=RAN):
         place.sql("SELECT cardinality(ARRAY[1::bigint])")  # they would run
@@ -170,7 +179,7 @@ def test_no_function_or_operator_of_another_login_runs(
 def test_behind_a_pooler_that_takes_no_settings_of_a_session_none_runs(
     place: Place, ready: dict[str, str], intruder: psycopg.Connection[Any]
 ) -> None:
-    """Each transaction sets the path; what the driver asks as it connects is left to the login."""
+    """Each transaction sets the search path. What the driver asks as it connects is not covered."""
     assert ready
     trap(intruder, without=OF_DRIVER)
 
@@ -182,7 +191,7 @@ def test_behind_a_pooler_that_takes_no_settings_of_a_session_none_runs(
 def test_the_script_of_a_dba_runs_none_either(
     place: Place, intruder: psycopg.Connection[Any], run: Run
 ) -> None:
-    """A superuser runs it, so a function of another login would make that one a superuser."""
+    """A superuser runs the script, so a function of another login would get all rights."""
     name = place.connection.info.dbname
     roles = [
         word
@@ -249,12 +258,12 @@ def add_stream(reader: Tenant, place: Place, queue: str) -> None:
 
 
 def loot(tenant: Tenant) -> list[str]:
-    """Who ran the attacker's code."""
+    """Return the logins that ran the attacker's code."""
     return [who for (who,) in tenant.sql(f"SELECT who FROM {tenant.login}.loot")]
 
 
 def test_tables_of_others_are_listed_and_not_read(run: Run, place: Place, mallory: Tenant) -> None:
-    """stats, doctor and report name the owner and the setting; who trusts the owner reads them."""
+    """Reports name the owner and the setting. With `--trust` the tables are read."""
     login = mallory.login
     for name in ("trap", "sound"):
         mallory.sql(QUEUE.format(login, name))
@@ -304,7 +313,7 @@ def test_a_look_costs_the_same_with_many_tables_of_others(place: Place, mallory:
             for each in range(9):
                 mallory.sql(QUEUE.format(mallory.login, f"{some}{each}"))
             counted = Counting(session.open())
-            look = watch.look(counted, (), options)
+            look = stats.take_look(counted, (), options)
             assert len([each for each in look.queues if each.state == "not read"]) >= 9
             counts.append(counted.statements)
 
@@ -315,7 +324,7 @@ def test_a_look_costs_the_same_with_many_tables_of_others(place: Place, mallory:
 def test_a_view_beside_a_queue_is_not_its_table_of_delayed_messages(
     run: Run, place: Place, mallory: Tenant, command: str
 ) -> None:
-    """Who may create there can give it that name; a named queue is read all the same."""
+    """Any login that may create there can give a view that name. A named queue is still read."""
     queue = f'"{place.schema}"."good"'
     place.sql(QUEUE.format(f'"{place.schema}"', '"good"'))
     place.sql(f'GRANT USAGE, CREATE ON SCHEMA "{place.schema}" TO {mallory.login}')
@@ -339,7 +348,7 @@ def test_a_view_beside_a_queue_is_not_its_table_of_delayed_messages(
 def test_state_tables_of_an_untrusted_owner_are_not_read(
     run: Run, place: Place, mallory: Tenant
 ) -> None:
-    """`doctor` and `retire` name their schema; it runs no code, and keeps no queue."""
+    """`doctor` and `retire` name their schema, and run none of its code."""
     queue = f'"{place.schema}"."gone"'
     place.sql(QUEUE.format(f'"{place.schema}"', '"gone"'))
     make_state(mallory, mallory.login)
@@ -367,7 +376,7 @@ def make_state(attacker: Tenant, state: str) -> None:
 def test_a_state_schema_under_the_default_name_is_no_trap(
     run: Run, place: Place, mallory: Tenant
 ) -> None:
-    """A login that may create schemas makes it first; nothing that begins a session reads it."""
+    """A login that may create schemas made it first. No start of a session reads it."""
     place.sql("DROP SCHEMA IF EXISTS sqlqueue CASCADE")
     database = place.connection.info.dbname
     place.sql(f"GRANT CREATE ON DATABASE {database} TO {mallory.login}")
@@ -379,7 +388,7 @@ def test_a_state_schema_under_the_default_name_is_no_trap(
     given = {"url": place.superuser, "queue": queue}
 
     for work in (
-        StreamDriver(SourceOptions.parse(given), lambda: 0.0, checks.at_start).freeze,
+        StreamDriver(SourceOptions.parse(given), lambda: 0.0, doctor.at_start).freeze,
         lambda: look_ahead(SinkOptions.parse(given)),
     ):
         with pytest.raises(StateOfOther, match=f"belongs to {mallory.login}"):
@@ -422,7 +431,7 @@ def publish(place: Place, url: str, table: str) -> list[Subscription]:
 def test_subscriptions_of_others_are_not_read(
     run: Run, place: Place, tenant: Tenants, mallory: Tenant, kind: str
 ) -> None:
-    """By a stream's start, a publisher or a command, unless an option names the table."""
+    """A stream's start, a publisher and a command read the table only if an option names it."""
     shop, table = tenant("Shop"), f'"{place.schema}"."SubscriptionRouting"'
     add_stream(shop, place, shop.queue)
     place.sql(f'GRANT USAGE, CREATE ON SCHEMA "{place.schema}" TO {mallory.login}')
@@ -431,9 +440,9 @@ def test_subscriptions_of_others_are_not_read(
 
     given = {"url": shop.url, "queue": shop.queue, "stateSchema": place.state}
     with Session(options := SourceOptions.parse(given), "test") as session:
-        checks.at_start(session.open(), options)
+        doctor.at_start(session.open(), options)
         for work in (
-            partial(check_table, session.open(), address),
+            partial(check_subscription_table, session.open(), address),
             partial(unsubscribe, session.open(), address, "Shop.Placed", "e"),
             partial(publish, place, place.superuser, table),
         ):

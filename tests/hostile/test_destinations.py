@@ -1,5 +1,5 @@
 """
-Destinations: a message, a column or a subscription names a table, and its owner waits there.
+A message, a column or a subscription names a table, whose owner is an attacker.
 
 `mallory` owns a schema with a table that anyone may insert into, and code that an INSERT runs with
 the rights of whoever inserts. What that code does is seen in `loot`.
@@ -22,7 +22,7 @@ from recorded_connection import RecordedConnection
 from typer.testing import CliRunner
 from waiting import until
 
-from sqlq_spark.admin import checks, failed_messages
+from sqlq_spark.admin import doctor, return_to_source
 from sqlq_spark.cli import main
 from sqlq_spark.database import lock_table, schema, transaction
 from sqlq_spark.database.sessions import Session
@@ -35,10 +35,11 @@ from sqlq_spark.errors import (
 )
 from sqlq_spark.jobs import table_writer
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.task import Task, receive
+from sqlq_spark.receive.batch import Task
+from sqlq_spark.receive.due import Mover
+from sqlq_spark.receive.task import receive
 from sqlq_spark.send import insert
-from sqlq_spark.send.delayed import Mover
-from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
+from sqlq_spark.send.chunk import CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.throttle import find_backlog
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FAILED_Q, FORWARD_DESTINATION, dumps
@@ -254,7 +255,7 @@ class Scene:
     def send(
         self, queue: str | None, connection: Any = None, topics: Any = None, /, **raw: str
     ) -> None:
-        """Send a message to a table or topics, as a sink whose rows name it, or whose option."""
+        """Send a message to a table or topics, which its row or the option names."""
         given = {"url": self.shop.url, "stateSchema": self.place.state, **raw}
         options = SinkOptions.parse(given)
         rows = [{"queue": queue, "headers": "{}", "body": b"secret", "lifetime": None}]
@@ -295,7 +296,7 @@ def scene(place: Place, tenant: Tenants) -> Iterator[Scene]:
 
 @pytest.mark.parametrize("kind", CODE)
 def test_a_table_of_an_attacker_is_used_for_nothing(scene: Scene, kind: str) -> None:
-    """Whatever is in it: not by a header or a column, and by a superuser not by an option."""
+    """A header or a column may not lead there. A superuser may not send there even by an option."""
     scene.arm(kind)
     superuser = scene.connection(scene.place.superuser)
     scene.forward(scene.trap)
@@ -321,7 +322,7 @@ def test_a_table_of_an_attacker_is_used_for_nothing(scene: Scene, kind: str) -> 
 
 @pytest.mark.parametrize("kind", ADDED)
 def test_what_a_login_without_the_table_adds_is_refused(scene: Scene, kind: str) -> None:
-    """TRIGGER and REFERENCES are rights that a table's owner may have given away."""
+    """A table's owner may have granted TRIGGER and REFERENCES to that login."""
     scene.arm("none")
     audit, mallory = scene.table("audit"), scene.mallory
     scene.place.sql(f"""
@@ -343,13 +344,13 @@ def test_what_a_login_without_the_table_adds_is_refused(scene: Scene, kind: str)
             scene.send(audit)
 
     assert scene.loot() == []
-    findings = checks.of_any_queue(connection, address)
+    findings = doctor.of_any_queue(connection, address)
     (found,) = [one for one in findings if one.name in {"not_read", "not_received"}]
     assert mallory.login in found.found or "condition or arguments" in found.found
 
 
 def test_no_code_of_an_attacker_runs_by_a_look_at_the_backlog(scene: Scene) -> None:
-    """A row names a view for its destination: it is not read, and the others are looked at."""
+    """A row names a view as its destination. It is not read, and the other queues are."""
     scene.arm("none")
     where, view = scene.mallory.login, f'"{scene.mallory.login}"."a view"'
     scene.mallory.sql(
@@ -371,7 +372,11 @@ def test_no_code_of_an_attacker_runs_by_a_look_at_the_backlog(scene: Scene) -> N
 
 
 def test_a_header_directs_no_message_into_a_table_of_another_owner(scene: Scene) -> None:
-    """Even where it runs nothing, or the stream may insert there; the reason names the option."""
+    """
+    The table may run nothing, and the stream may have the right to insert.
+
+    The reason names the option that allows it.
+    """
     scene.arm("none")
     audit, owner = scene.table("audit"), f"{scene.shop.login}_s"
     scene.place.sql(f"ALTER TABLE {audit} OWNER TO {owner}")
@@ -388,7 +393,7 @@ def test_a_header_directs_no_message_into_a_table_of_another_owner(scene: Scene)
 
 
 def test_no_retry_is_acknowledged_in_a_table_of_another_owner(scene: Scene) -> None:
-    """A header names the table; the answer is left out, unless the table is listed."""
+    """A header names the table, and no answer is sent unless the table is listed."""
     scene.arm("none")
     places = [scene.trap, scene.table("error")]
     given = {"url": scene.shop.url, "delivery": "atLeastOnce"}
@@ -407,7 +412,7 @@ def test_no_retry_is_acknowledged_in_a_table_of_another_owner(scene: Scene) -> N
 
 
 def test_a_trap_stops_a_stream_without_an_error_queue_with_a_clear_error(scene: Scene) -> None:
-    """Nothing is lost and nothing runs."""
+    """The message stays in the queue, and no code runs."""
     scene.arm()
     scene.forward(scene.trap)
 
@@ -419,7 +424,7 @@ def test_a_trap_stops_a_stream_without_an_error_queue_with_a_clear_error(scene: 
 
 
 def test_a_listed_destination_is_trusted(scene: Scene) -> None:
-    """Its code and its place; another schema or brackets let nothing through."""
+    """Its code runs. Another schema, or brackets in the pattern, allow nothing."""
     scene.arm()
     scene.forward(scene.trap)
     scene.receive(allowedDestinations=f'"other"."trap", trap, "{scene.mallory.login}"."[t]rap"')
@@ -450,7 +455,7 @@ def test_an_address_as_long_as_headers_may_be_is_refused_unread(scene: Scene) ->
 
 
 def test_a_destination_that_raises_stops_nothing(scene: Scene) -> None:
-    """A trigger of a trusted owner, whatever error it raises, at once or at the commit."""
+    """A trigger raises any error, and the message goes to the error queue."""
     for code in ("P0001", "40P01", "53200", "XX000"):
         table, function = scene.table(code), scene.table("f" + code)
         scene.place.sql(f"""
@@ -471,14 +476,14 @@ def test_a_destination_that_raises_stops_nothing(scene: Scene) -> None:
 
 
 class Gap(RecordedConnection):
-    """A connection of the victim's, and what an attacker does just before one of its statements."""
+    """A connection of the victim. An attacker acts just before one of its statements."""
 
     def __init__(self, inner: Any, before: str, act: Callable[[], object]) -> None:
         super().__init__(inner)
         self.before, self.act = before, act
 
     def around(self, statement: str, call: Callable[[], Any]) -> Any:
-        """As RecordedConnection."""
+        """Let the attacker act before the chosen statement, and run the statement."""
         if statement == self.before:
             self.before = ""
             self.act()
@@ -486,7 +491,7 @@ class Gap(RecordedConnection):
 
 
 def test_a_trigger_that_is_added_beside_a_send_does_not_run(scene: Scene) -> None:
-    """Before the lock it is found; behind it the attacker, who holds TRIGGER, waits."""
+    """Before the lock it is found. After the lock the attacker, who holds TRIGGER, waits."""
     scene.arm("none")
     audit = scene.table("audit")
     scene.place.sql(f"""
@@ -517,7 +522,7 @@ def test_a_trigger_that_is_added_beside_a_send_does_not_run(scene: Scene) -> Non
 def test_a_schema_that_is_renamed_beside_a_send_leads_into_no_trap(
     scene: Scene, statement: str
 ) -> None:
-    """The trap takes the name of a superuser's table, in a schema that the attacker owns."""
+    """The trap gets the name of a superuser's table, in a schema that the attacker owns."""
     scene.arm()
     login, database = scene.mallory.login, scene.place.sql("SELECT current_database()")[0][0]
     clean = f"{login}_clean"
@@ -545,7 +550,7 @@ def test_a_schema_that_is_renamed_beside_a_send_leads_into_no_trap(
 
 
 def test_a_table_that_is_swapped_beside_a_send_is_refused_or_stays(scene: Scene) -> None:
-    """Its owner may drop it before the lock, and has to wait behind it."""
+    """Its owner may drop it before the lock, and has to wait after it."""
     scene.arm("none")
     login = scene.mallory.login
     again = f"DROP TABLE {scene.trap}; CREATE TABLE {scene.trap} ({COLUMNS}); {OPEN.format(login)}"
@@ -593,7 +598,7 @@ def test_an_index_that_is_built_beside_a_send_runs_nothing(scene: Scene) -> None
 
 
 def test_a_returned_message_makes_no_superuser(scene: Scene) -> None:
-    """FailedQ is the trap, and a superuser runs `retry --all`; --allow lets it through."""
+    """FailedQ is the trap, and a superuser runs `retry --all`. Only --allow returns it."""
     scene.arm()
     scene.put(scene.table("error"), **{FAILED_Q: scene.trap})
     words = ["retry", scene.table("error"), "--all", "--yes", "--url", scene.place.superuser]
@@ -614,17 +619,17 @@ def test_a_returned_message_makes_no_superuser(scene: Scene) -> None:
 
 
 def test_a_return_is_refused_again_when_it_is_done(scene: Scene) -> None:
-    """What got another owner after the plan was made gets nothing."""
+    """A table that got another owner after the plan gets nothing."""
     scene.arm("none")
     audit = scene.table("audit")
     scene.put(scene.table("error"), **{FAILED_Q: audit})
     errors = POSTGRESQL.parse_address(scene.table("error"))
     with Session(scene.source(scene.place.superuser), "retry") as session:
-        planned = failed_messages.plan(session.open(), errors, failed_messages.Choice())
+        planned = return_to_source.plan_return(session.open(), errors, return_to_source.Choice())
         assert planned.messages == 1
         scene.place.sql(f"ALTER TABLE {audit} OWNER TO {scene.mallory.login}")
 
-        (done,) = failed_messages.give_back(session, errors, planned, batch=9)
+        (done,) = return_to_source.give_back(session, errors, planned, batch=9)
 
     assert isinstance(done.reason, OwnerNotTrusted)
     assert scene.rows(audit) == []
@@ -649,7 +654,7 @@ def forge(scene: Scene, queue: str) -> list[str]:
 
 
 def test_a_forged_receipt_runs_no_code_and_gets_no_message_into_a_queue(scene: Scene) -> None:
-    """A superuser returns it to the attacker's table, or to a queue, which takes --allow."""
+    """A superuser returns it to the attacker's table or to a queue. Only --allow returns it."""
     scene.arm()
     words = forge(scene, scene.shop.queue)
 
@@ -668,7 +673,7 @@ def test_a_forged_receipt_runs_no_code_and_gets_no_message_into_a_queue(scene: S
 
 
 def test_a_subscription_leads_into_no_trap(scene: Scene) -> None:
-    """Any endpoint may write one; the error names it, or the message in the error queue does."""
+    """Any endpoint may write one. The error, or the message in the error queue, names it."""
     scene.arm()
     connection, routing = scene.connection(scene.place.superuser), scene.table("Routing")
     schema.create_subscriptions(connection, QueueAddress("Routing", scene.place.schema))
@@ -688,7 +693,7 @@ def test_a_subscription_leads_into_no_trap(scene: Scene) -> None:
 
 @pytest.mark.parametrize("child", [False, True], ids=["its own trigger", "that of a child"])
 def test_a_delayed_table_of_an_attacker_runs_nothing(scene: Scene, *, child: bool) -> None:
-    """Who may create tables beside a queue can make the one that its mover empties."""
+    """Any login that may create tables beside a queue can make the table that its mover empties."""
     scene.arm("none")
     name = f'"{scene.place.schema}"."audit.Delayed"'
     scene.place.sql(f"GRANT USAGE, CREATE ON SCHEMA {scene.place.schema} TO {scene.mallory.login}")
@@ -710,7 +715,7 @@ def test_a_delayed_table_of_an_attacker_runs_nothing(scene: Scene, *, child: boo
 
 
 def test_a_trigger_of_the_queues_owner_runs(scene: Scene) -> None:
-    """The DBA's audit of a queue is no attack; one that another login added to it is."""
+    """The DBA's audit of a queue is allowed. A trigger that another login added is not."""
     scene.arm("none")
     audit, schema = scene.table("audit"), scene.place.schema
     scene.place.sql(f"""

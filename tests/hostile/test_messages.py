@@ -1,4 +1,4 @@
-"""One message is one loss: large ones, bytes that are no text and forgeries stop no stream."""
+"""One bad message costs one message: size, bytes that are no text, and forgeries stop no stream."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import pyarrow.compute as pc
 import pytest
 from cli.database import own_database
-from conformance.conftest import Bench, bench_of
+from conformance.conftest import Bench, create_bench
 from conformance.test_send import chunk, dispatch, stage
 from payloads import forged
 
-from sqlq_spark.admin import checks, inspect, report, watch
+from sqlq_spark.admin import doctor, report, stats
+from sqlq_spark.admin.messages import list_messages
 from sqlq_spark.database import schema
 from sqlq_spark.errors import PayloadRefused, SqlQueueError
 from sqlq_spark.jobs import error_triage
-from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive import browse, forward, poison
 from sqlq_spark.wire import header_columns
 from sqlq_spark.wire.headers import FORWARD_DESTINATION
@@ -37,9 +37,9 @@ HUGE = "repeat('x', 270000000)"
 
 
 def bench_at(place: Place) -> Bench:
-    """Give a queue, an error queue and state tables there."""
-    bench = bench_of(place.dotnet)
-    schema.install(bench.desk)
+    """Give a queue, an error queue and state tables in a place."""
+    bench = create_bench(place.dotnet)
+    schema.install(bench.connection)
     return bench
 
 
@@ -61,25 +61,25 @@ def put(place: Place, headers: str, body: str, table: str = "orders", late: str 
 
 def drain(bench: Bench) -> list[bytes]:
     """Run a stream with an error queue until nothing waits."""
-    return bench.drain(bench.loop(errorQueue=bench.address("error")))
+    return bench.drain(bench.stream_driver(errorQueue=bench.address("error")))
 
 
 # ----- large headers ---------------------------------------------------------------------------
 
 
 def test_headers_of_270_million_characters_stop_nothing(place: Place, bench: Bench) -> None:
-    """3 MB on disk: stats, doctor and a stream's look read their beginning, a report the others."""
+    """They have 3 MB on disk. `stats`, `doctor` and a stream's look read their beginning."""
     put(place, f"'{TYPED},\"a\":\"' || {HUGE} || '\"}}'", "''", late="now() + interval '1 day'")
     put(place, f"'{TYPED}}}'", "'next'")
-    options = bench.source(errorQueue=bench.address("error"))
+    options = bench.source_options(errorQueue=bench.address("error"))
 
-    look = watch.look(bench.desk, [bench.printed], options)
-    rows = [*report.read_headers(bench.desk, look.queues[0].depth, is_named=True)]
-    doctor = checks.run_all_checks(bench.desk, [bench.queue])
+    look = stats.take_look(bench.connection, [bench.queue_address], options)
+    rows = [*report.read_headers(bench.connection, look.queues[0].depth, is_named=True)]
+    findings = doctor.run_all_checks(bench.connection, [bench.queue])
 
     assert look.queues[0].oldest is not None
     assert len(rows) == 1
-    assert [each.where for each in doctor if each.name == "long_headers"] == [bench.printed]
+    assert [each.where for each in findings if each.name == "long_headers"] == [bench.queue_address]
     assert drain(bench) == [b"next"]
     assert place.sql(f'SELECT octet_length(headers) > 270000000 FROM "{place.schema}".error') == [
         (True,)
@@ -89,7 +89,7 @@ def test_headers_of_270_million_characters_stop_nothing(place: Place, bench: Ben
 def test_a_header_name_that_spark_cannot_read_goes_to_the_error_queue(
     place: Place, bench: Bench
 ) -> None:
-    """Else a job could not send the message on, and failed again after each restart."""
+    """Otherwise a job could not send the message on, and would fail after each restart."""
     for name, body in (("n" * 50_001, "long"), ("n" * 50_000, "fine")):
         put(place, f"""'{TYPED},"{name}":"x"}}'""", f"'{body}'")
 
@@ -123,7 +123,7 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_million_bytes_of_tiny_headers_are_moved_unread(
     place: Place, bench: Bench, parsed: list[int]
 ) -> None:
-    """To parse a megabyte takes half a second, with the transaction open. The others go on."""
+    """To parse a megabyte takes half a second, with the transaction open."""
     put(place, f"'{{' || {TINY} || '}}'", "'tiny'")
     for at in range(3):
         put(place, f"'{TYPED}}}'", f"'{at}'")
@@ -137,37 +137,24 @@ def test_a_million_bytes_of_tiny_headers_are_moved_unread(
 def test_what_streams_move_for_its_headers_does_not_stop_error_triage(
     place: Place, bench: Bench, parsed: list[int]
 ) -> None:
-    """It has no error queue. It does not look into large headers for where they belong."""
+    """The job has no error queue. It does not parse large headers to find their destination."""
     elsewhere = f'"{FORWARD_DESTINATION}":"nowhere"'
     put(place, f"'{{{elsewhere},' || {TINY} || '}}'", "'tiny'", table="error")
     put(place, f"'{{{elsewhere}}}'", "'small'", table="error")
-    settings = error_triage.Settings(
-        url=bench.source().url, error_queue=bench.address("error"), table="t", checkpoint="c"
+    settings = error_triage.TriageSettings(
+        url=bench.source_options().url,
+        error_queue=bench.address("error"),
+        table="t",
+        checkpoint="c",
     )
     options = settings.read() | {"stateSchema": place.state}
     del options["url"]
 
-    got = bench.drain(bench.loop(None, **options))
+    got = bench.drain(bench.stream_driver(None, **options))
 
     assert got == [b"tiny", b"small"]
     assert len(parsed) == 1
     assert max(parsed) < 1000
-
-
-@pytest.mark.parametrize(
-    ("given", "limit"), [({}, 256 << 20), ({"MAXMESSAGEBYTES": "512m"}, 512 << 20)]
-)
-def test_the_only_limit_of_error_triage_is_that_of_messages(
-    given: dict[str, str], limit: int
-) -> None:
-    """Also where its table of options raises that one, in any case."""
-    settings = error_triage.Settings(
-        url="postgresql://host/shop", error_queue="error", table="t", checkpoint="c", source=given
-    )
-    options = SourceOptions.parse(settings.read())
-
-    assert (options.max_header_bytes, options.max_message_bytes) == (limit, limit)
-    assert not options.limits_headers
 
 
 # ----- large rows ------------------------------------------------------------------------------
@@ -176,7 +163,7 @@ def test_the_only_limit_of_error_triage_is_that_of_messages(
 def test_a_row_that_the_server_cannot_send_goes_to_the_error_queue(
     place: Place, bench: Bench
 ) -> None:
-    """540 MB of headers and 540 MB of body: no client ever gets a row of more than 1 GB."""
+    """Headers and body have 540 MB each. No client can get a row of more than 1 GB."""
     text = f"""
         CREATE TEMPORARY TABLE packed (value bytea);
         INSERT INTO packed SELECT convert_to(repeat('x', 540000000), 'UTF8');
@@ -199,11 +186,11 @@ def test_a_row_that_the_server_cannot_send_goes_to_the_error_queue(
 def test_a_browse_leaves_out_what_is_too_large(
     place: Place, bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With a warning that names it; the others come, page by page."""
+    """A warning names the large message. The browse shows the others page by page."""
     for body in ("'1'", "convert_to(repeat('y', 2000), 'UTF8')", "'3'"):
         put(place, "'{}'", body)
 
-    pages = browse.pages(bench.desk, bench.queue, 1, 4, narrow=False, largest=1000)
+    pages = browse.read_pages(bench.connection, bench.queue, 1, 4, narrow=False, largest=1000)
 
     assert [body for page in pages for body in page["body"].to_pylist()] == [b"1", b"3"]
     assert "messages larger than 1000 bytes are left out: seq 2" in caplog.text
@@ -224,7 +211,7 @@ def ascii_bench(server: str) -> Iterator[Bench]:
 
 def put_bytes(bench: Bench, headers: bytes, body: str) -> None:
     """Insert a message whose headers are any bytes."""
-    text = f"INSERT INTO {bench.printed} (id, headers, body) VALUES (gen_random_uuid(), "
+    text = f"INSERT INTO {bench.queue_address} (id, headers, body) VALUES (gen_random_uuid(), "
     bench.dotnet.execute(text + "convert_from(%s, 'SQL_ASCII'), %s)", headers, body)
 
 
@@ -232,7 +219,7 @@ BAD, GOOD = b'{"a":"\xff\xfe"}', b'{"a":"\xc3\xa9"}'
 
 
 def test_headers_that_are_no_utf_8_are_poison_byte_for_byte(ascii_bench: Bench) -> None:
-    """The next message is fine, and so are all looks; without an error queue they have U+FFFD."""
+    """The next message is received, and all looks work. Without an error queue they have U+FFFD."""
     bench, sent = ascii_bench, b'{"NServiceBus.TimeSent":"\xff"}'
     for headers in (BAD, GOOD):
         put_bytes(bench, headers, "")
@@ -242,16 +229,16 @@ def test_headers_that_are_no_utf_8_are_poison_byte_for_byte(ascii_bench: Bench) 
     assert bench.receive(task).equals(rows)
     for headers, body in ((BAD, "bad"), (GOOD, "good"), (b"[]", "poison"), (sent, "sent")):
         put_bytes(bench, headers, body)
-    look = watch.look(bench.desk, [bench.printed], bench.source())
-    list(report.read_headers(bench.desk, look.queues[0].depth, is_named=True))
-    checks.run_all_checks(bench.desk, [bench.queue])
-    shown = [*inspect.messages(bench.desk, bench.queue, limit=9)]
+    look = stats.take_look(bench.connection, [bench.queue_address], bench.source_options())
+    list(report.read_headers(bench.connection, look.queues[0].depth, is_named=True))
+    doctor.run_all_checks(bench.connection, [bench.queue])
+    shown = [*list_messages(bench.connection, bench.queue, limit=9)]
 
     got = drain(bench)
 
     assert [each.headers for each in shown[:2]] == [{"a": "\ufffd\ufffd"}, {"a": "é"}]
     assert got == [b"good"]
-    moved = bench.failures()
+    moved = bench.error_queue_headers()
     assert [*moved] == [b"bad", b"poison", b"sent"]
     assert moved[b"poison"]["SqlQueue.CorruptHeaders"] == "[]"
     for name, octets in ((b"bad", BAD), (b"sent", sent)):
@@ -270,7 +257,7 @@ ROW = [
 def test_a_forged_receipt_is_refused_by_its_task_and_by_a_return(
     place: Place, bench: Bench
 ) -> None:
-    """It can be dropped; an operator may return a large body that says how large it is."""
+    """It can be dropped. An operator may return a large body whose size is stated."""
     bomb = [*ROW[:8], struct.pack("<2i", 0, 1 << 30), bytes(1 << 30), None, bytes(8)]
     large = forged([(1, bomb)])  # 200 kB that become 1 GB
     outside = forged([(1, ROW)])  # a body from outside of the payload
@@ -286,14 +273,14 @@ def test_a_forged_receipt_is_refused_by_its_task_and_by_a_return(
             bench.receive(task)
         if size == 57:
             with pytest.raises(PayloadRefused):
-                bench.return_(stream)
-        assert bench.drop(stream) == 1
-        assert bench.seqs() == []
+                bench.return_receipt(stream)
+        assert bench.drop_receipt(stream) == 1
+        assert bench.waiting_seqs() == []
 
 
 @pytest.mark.parametrize("kind", ["garbage", "another good one"])
 def test_a_rewritten_chunk_is_not_sent(place: Place, bench: Bench, kind: str) -> None:
-    """Also where it is a good one: the driver knows from the task what that has staged."""
+    """The other payload may be valid. The driver compares it with what its task has reported."""
     staged = stage(bench, chunk(b"true"))
     other = pack(chunk(b"forged")).bytes.to_pybytes()
     text = f'UPDATE "{place.state}".staging SET payload = %s'
@@ -301,12 +288,12 @@ def test_a_rewritten_chunk_is_not_sent(place: Place, bench: Bench, kind: str) ->
 
     with pytest.raises(PayloadRefused, match="the payload of staged chunk 0 of attempt"):
         dispatch(bench, staged)
-    assert bench.seqs() == []
+    assert bench.waiting_seqs() == []
 
 
 @pytest.mark.parametrize("law", ["octet_length(body) < 3", "headers::json ->> 'a' IS NULL"])
 def test_the_error_of_a_constraint_quotes_no_message(place: Place, bench: Bench, law: str) -> None:
-    """The server's own text has the row, or a word of it."""
+    """The server's own text quotes the row, or a word of it."""
     place.sql(f'ALTER TABLE "{place.schema}".orders ADD CHECK ({law})')
     rows = chunk(b"secret").set_column(1, "headers", [["{secret}"]])
 

@@ -1,5 +1,5 @@
 """
-Whose tables are used: by each owner, by what names the table, and by the login's rights.
+Which tables are used: by owner, by what names the table, and by the login's rights.
 
 Five roles own a table each. A session of an ordinary login, and one of a superuser, are led to each
 table in six ways. A message that arrives means that the table was used.
@@ -18,14 +18,15 @@ from cli.database import own_database
 from conformance.dba import as_login
 
 from sqlq_spark import errors
-from sqlq_spark.admin.script import endpoint, script
+from sqlq_spark.admin.script import endpoint, write_script
 from sqlq_spark.database import schema
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.options import SinkOptions, SourceOptions
-from sqlq_spark.receive.task import Task, receive
+from sqlq_spark.receive.batch import Task
+from sqlq_spark.receive.due import Mover
+from sqlq_spark.receive.task import receive
 from sqlq_spark.send import insert, subscriptions
-from sqlq_spark.send.delayed import Mover
-from sqlq_spark.send.sender import CHUNK_ROW, CHUNK_TOPICS
+from sqlq_spark.send.chunk import CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.headers import EXCEPTION_INFO, FORWARD_DESTINATION, dumps
 from sqlq_spark.wire.postgresql import POSTGRESQL
@@ -74,7 +75,7 @@ class World:
     states: dict[str, str]  # login → a state schema that it accepts
 
     def role(self, owner: str, login: str) -> str:
-        """The role of an owner; a superuser's own tables are a superuser's."""
+        """The role of an owner. Tables of a superuser belong to the superuser itself."""
         own = owner == "own" and login == "superuser"
         return self.roles["superuser" if own else owner]
 
@@ -158,7 +159,7 @@ def send(options: SinkOptions, queue: str | None, topics: list[str] | None = Non
 
 
 def receive_all(options: SourceOptions) -> int:
-    """Receive a queue as one task; how many messages came."""
+    """Receive a queue as one task. Return how many messages came."""
     task = Task(
         queue=options.address,
         stream=None,
@@ -188,7 +189,7 @@ def by_column(world: World, login: str, owner: str) -> bool:
 
 
 def by_header(world: World, login: str, owner: str) -> bool:
-    """Receive a message that is to be forwarded; a refusal is in the error queue."""
+    """Receive a message that is to be forwarded. A refused one is in the error queue."""
     table = world.table(owner, login)
     put = f"INSERT INTO {BASE} (id, headers, body) VALUES (gen_random_uuid(), %s, '')"
     world.place.sql(put, dumps({FORWARD_DESTINATION: table}))
@@ -241,7 +242,11 @@ WAYS = {
 def test_a_table_is_used_if_its_owner_is_trusted(
     world: World, login: str, named_by: str, owner: str
 ) -> None:
-    """Or, by an ordinary login, if an option names it. All else is the error."""
+    """
+    An ordinary login also uses a table that an option names.
+
+    Any other table raises an error that names the owner.
+    """
     queues = [world.table(each, login) for each in OWNERS]
     world.empty(*queues, BASE, ERRORS, DELAYED, ROUTING, DEFAULT_ROUTING)
 
@@ -256,7 +261,7 @@ def test_a_table_is_used_if_its_owner_is_trusted(
 
 
 def test_an_error_has_the_value_that_ends_it(world: World) -> None:
-    """It names the owner and why; to a superuser it proposes an ordinary login first."""
+    """It names the owner and the option. It first proposes an ordinary login to a superuser."""
     other, state = world.roles["other"], world.roles["state"]
     table = world.table("other")
     world.empty(table)
@@ -280,7 +285,7 @@ def test_an_error_has_the_value_that_ends_it(world: World) -> None:
 
 
 def test_a_descendant_keeps_the_rules(world: World) -> None:
-    """A DELETE and a SELECT reach it, and its owner may add code to it."""
+    """Statements on the parent reach it, and its owner may add code to it."""
     parent, other = '"root"."parent"', world.roles["other"]
     world.place.sql(QUEUE.format(parent, world.roles["superuser"]))
     world.place.sql(f"CREATE TABLE root.child () INHERITS ({parent})")
@@ -318,7 +323,7 @@ SET_UPS: dict[str, tuple[dict[str, str], str, str]] = {
 
 @pytest.mark.parametrize("set_up", SET_UPS)
 def test_what_a_user_sets_is_enough(server: str, set_up: str) -> None:
-    """Spark receives, with an error and a delayed table, replies to sales, publishes to billing."""
+    """Spark receives, diverts, moves due messages, replies and publishes with these settings."""
     owners, login, trusted = SET_UPS[set_up]
     with own_database(server) as place:
         database, dba = place.connection.info.dbname, place.connection.info.user
@@ -326,7 +331,7 @@ def test_what_a_user_sets_is_enough(server: str, set_up: str) -> None:
         for role in roles.values():
             place.sql(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
         roles["dba"] = dba
-        place.sql(script(endpoint(place.superuser, "x"), state="sqlqueue"))
+        place.sql(write_script(endpoint(place.superuser, "x"), state="sqlqueue"))
         place.sql(f"GRANT sqlqueue_reader, sqlqueue_sender TO {roles[login]}")
         tables = [*owners, "spark.Delayed", "error"]
         with Session(SourceOptions.parse({"url": place.superuser, "queue": "x"}), "dba") as session:

@@ -17,13 +17,14 @@ from cli.database import own_database
 from typer.testing import CliRunner
 
 from sqlq_spark import errors
-from sqlq_spark.admin.script import endpoint, script
+from sqlq_spark.admin.script import endpoint, write_script
 from sqlq_spark.cli import main
 from sqlq_spark.database import schema, transaction
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.options import SourceOptions
-from sqlq_spark.receive import task as receive
+from sqlq_spark.receive.receipts import read_fence
 from sqlq_spark.send.dispatch import lock_exclusive
+from sqlq_spark.wire.rows import SparkBatch
 
 from .conftest import make_login
 from .streams import PUT, TIMEOUT, Stream, Writer, bodies
@@ -59,7 +60,8 @@ def open_transactions(stream: Stream) -> Iterator[None]:
     with StateSession(stream.options, "holds") as session:
         holder = session.open()
         with transaction(holder, timeout=TIMEOUT):
-            receive.fence(holder, task)
+            stream_id, *_ = task.key
+            read_fence(holder, stream_id, SparkBatch(), holder.printed(task.queue))
             lock_exclusive(holder, Writer.sink)
             yield
 
@@ -76,7 +78,7 @@ def plan(*queues: str, **more: object) -> str:
 def test_a_stored_plan_receives_only_from_queues_that_the_options_name(
     place: Place, shop: Tenant, stream: Stream
 ) -> None:
-    """The batch is empty, and stays so when it is done again."""
+    """A task of another queue receives nothing, also when its batch is done again."""
     payroll = f'"{place.schema}"."payroll"'
     place.sql(f"CREATE TABLE {payroll} (LIKE {shop.queue} INCLUDING ALL)")
     place.sql(PUT.format(payroll), b"salaries")
@@ -110,7 +112,7 @@ def test_a_dispatch_log_that_is_ahead_is_an_error(place: Place, shop: Tenant) ->
     writer.send(b"first", 4)
     assert writer.send(b"replay", 3) == 0
 
-    place.sql(f'UPDATE "{place.state}".dispatch_log SET batch = 9000000000')
+    place.sql(f'UPDATE "{place.state}".dispatch_log SET sink_batch = 9000000000')
 
     with pytest.raises(errors.DispatchLogAhead, match=r"app:billing is at batch 5, .* 9000000000"):
         writer.send(b"second", 5)
@@ -166,7 +168,7 @@ def test_a_stream_and_a_sink_go_on_under_another_login_of_their_role(
 def test_a_session_of_another_login_is_not_ended_but_named(
     place: Place, shop: Tenant, login: Login
 ) -> None:
-    """The server hides what it waits for. The error has the statement with which a DBA ends it."""
+    """The server hides what that session does. The error has the statement that ends it."""
     stream = Stream(place, shop.url, shop.queue, queryTimeout="1s")
     stream.batch()
     colleague, name = login(shop.reader), f"sqlqueue {stream.name} 1/0"
@@ -197,7 +199,7 @@ OWNED = "{schema}.version OWNER TO {login}"
 
 
 def install(place: Place, url: str = "", *, named: bool = True) -> None:
-    """Install, as a superuser or another login; as if the schema's name were the default's."""
+    """Install as a superuser or another login. Without `named` no option names the schema."""
     given = {"url": url or place.superuser, "queue": "q", "stateSchema": place.state}
     options = SourceOptions.parse(given)
     if not named:
@@ -211,7 +213,9 @@ def refused(place: Place, match: str) -> None:
     with pytest.raises(errors.StateOfOther, match=match):
         install(place)
     with pytest.raises(psycopg.errors.RaiseException, match="nothing is installed in schema"):
-        place.sql(script(endpoint(place.superuser, f'"{place.schema}"."Shop"'), state=place.state))
+        place.sql(
+            write_script(endpoint(place.superuser, f'"{place.schema}"."Shop"'), state=place.state)
+        )
     place.connection.rollback()
     assert place.sql("SELECT to_regclass(%s)", f'"{place.schema}"."Shop"') == [(None,)]
 
@@ -219,7 +223,7 @@ def refused(place: Place, match: str) -> None:
 def test_nothing_is_installed_in_a_schema_of_another_and_no_code_of_its_owner_runs(
     place: Place, login: Login
 ) -> None:
-    """Without tables, too; the error names the schema's owner and the trigger."""
+    """An empty schema is refused too. The error names the schema's owner and the trigger."""
     ((database,),) = place.sql("SELECT quote_ident(current_database())")
     with psycopg.connect(login(f"CREATE ON DATABASE {database}"), autocommit=True) as squatter:
         name = squatter.info.user
@@ -245,7 +249,7 @@ def test_nothing_is_installed_in_a_schema_of_another_and_no_code_of_its_owner_ru
 def test_install_and_script_refuse_tables_that_run_code(
     place: Place, login: Login, text: str
 ) -> None:
-    """A view elsewhere, a sequence, a key and a plain trigger of a superuser are no fault."""
+    """A view elsewhere, a sequence, a key and a plain trigger of a superuser are allowed."""
     install(place)
     place.sql(f"""
         CREATE VIEW {place.schema}.monitor AS SELECT stream FROM {place.state}.stream;
@@ -257,7 +261,9 @@ def test_install_and_script_refuse_tables_that_run_code(
             FOR EACH ROW EXECUTE FUNCTION {place.schema}.seen()
     """)
     install(place)
-    place.sql(script(endpoint(place.superuser, f'"{place.schema}"."Sound"'), state=place.state))
+    place.sql(
+        write_script(endpoint(place.superuser, f'"{place.schema}"."Sound"'), state=place.state)
+    )
     name = psycopg.conninfo.conninfo_to_dict(login())["user"]
     place.sql(text.format(schema=place.state, login=name))
 
@@ -267,7 +273,7 @@ def test_install_and_script_refuse_tables_that_run_code(
 def test_an_install_beside_tables_of_another_login_trusts_the_owner_of_the_database(
     place: Place, login: Login
 ) -> None:
-    """It changes nothing, and raises for any other owner, unless an option names the schema."""
+    """It raises for any other owner, unless an option names the schema."""
     reader = login()
     owner, name = (psycopg.conninfo.conninfo_to_dict(url)["user"] for url in (login(), reader))
     install(place)
@@ -367,7 +373,7 @@ def printed(name: str, *more: str) -> str:
 
 
 def busy(team: Team) -> Stream:
-    """Let a team have rows in its state tables: a receipt, a sink, and what it has staged."""
+    """Give a team rows in its state tables: a receipt, a sink, and a staged chunk."""
     stream = team.stream()
     assert stream.batch() == [b"order"]
     assert team.writer().send(b"sent", 1) == 1
@@ -383,7 +389,7 @@ def rows(team: Team) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def test_a_team_can_do_nothing_with_the_tables_of_another(teams: tuple[Team, Team]) -> None:
-    """By no statement, on no table of its schema, and not on its queue; nor does it join it."""
+    """The server refuses every statement on the state tables, the schema, and the roles."""
     a, b = teams
     busy(b)
     before = rows(b)
@@ -470,7 +476,7 @@ def strongest_locks(a: Team) -> Iterator[None]:
 def test_no_lock_of_a_team_makes_another_wait(
     teams: tuple[Team, Team], hold: Callable[[Team], AbstractContextManager[None]]
 ) -> None:
-    """Neither its streams nor its writes, although both have one txnAppId."""
+    """Streams and writes of the other team go on, although both teams use one txnAppId."""
     a, b = teams
     stream = b.stream()
 

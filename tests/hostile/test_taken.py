@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-from conformance.conftest import Bench, bench_of
+from conformance.conftest import Bench, create_bench
 
 from sqlq_spark.database import collisions, schema
 from sqlq_spark.database.collisions import ATTEMPTS, MOST_SKIPPED
 from sqlq_spark.errors import RowsHeld, StatementFailed
-from sqlq_spark.send.delayed import Moved, Mover
+from sqlq_spark.receive.due import Moved, Mover
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,10 +33,10 @@ LARGEST = 2_147_483_647  # of the transport's seq
 
 @pytest.fixture
 def bench(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    """Give a queue, an error queue and state tables; a row that is held is not waited for long."""
+    """Give a queue, an error queue and state tables. Waits for locked rows are short."""
     monkeypatch.setattr(collisions, "HELD_WAIT", 0.02)
-    made = bench_of(place.dotnet)
-    schema.install(made.desk)
+    made = create_bench(place.dotnet)
+    schema.install(made.connection)
     yield made
     made.close()
 
@@ -48,7 +48,7 @@ def plant(bench: Bench, seqs: str, table: str = "error") -> None:
 
 def put_poison(bench: Bench, messages: int = 1) -> None:
     """Send poison, and one good message behind it."""
-    text = f"{POISON.format(bench.printed)} FROM generate_series(1, {messages})"
+    text = f"{POISON.format(bench.queue_address)} FROM generate_series(1, {messages})"
     bench.dotnet.execute(text)
     bench.dotnet.send(bench.queue, "{}", b"good")
 
@@ -62,11 +62,11 @@ def given(bench: Bench, table: str = "error") -> int:
 
 def drain(bench: Bench) -> list[bytes]:
     """Run a stream with an error queue until nothing waits."""
-    return bench.drain(bench.loop(errorQueue=bench.address("error")))
+    return bench.drain(bench.stream_driver(errorQueue=bench.address("error")))
 
 
 def moved(bench: Bench, table: str = "error") -> list[int]:
-    """Return the seqs of rows that nobody planted."""
+    """Return the seqs of rows that were not planted."""
     text = f"SELECT seq FROM {bench.address(table)} WHERE body <> 'planted' ORDER BY seq"
     return [seq for (seq,) in bench.dotnet.execute(text)]
 
@@ -93,7 +93,7 @@ def open_transaction(place: Place, text: str) -> Iterator[None]:
     ],
 )
 def test_rows_at_the_next_seqs_stop_no_stream(bench: Bench, seqs: str, first: int) -> None:
-    """The sequence goes past them, and not up to a row that is far above."""
+    """The sequence goes past them, but not up to a row that is far above."""
     plant(bench, seqs)
     put_poison(bench, 5)
 
@@ -117,7 +117,7 @@ def test_a_transaction_skips_no_more_than_100_000_seqs(bench: Bench) -> None:
 
 
 def test_no_seq_beyond_80_percent_of_the_type_is_skipped(bench: Bench) -> None:
-    """Else one login could use up all seqs of a table that many teams send to."""
+    """Otherwise one login could use up all seqs of a table that many teams send to."""
     near = LARGEST // 5 * 4 - 10
     bench.dotnet.execute(f"SELECT setval('{bench.address('error')[:-1]}_seq_seq\"', {near})")
     plant(bench, f"generate_series({near + 1}, {near + 50}) AS n")
@@ -131,13 +131,13 @@ def test_no_seq_beyond_80_percent_of_the_type_is_skipped(bench: Bench) -> None:
 
 def test_a_login_that_may_only_insert_gets_past_a_few_seqs(bench: Bench) -> None:
     """Each attempt uses up a seq; beyond them the error says what is wrong."""
-    with bench.login("SELECT, DELETE, UPDATE (seq)") as (login, connection):
-        bench.dotnet.dba.grant(login, "INSERT", bench.errors)
+    with bench.login_with_rights("SELECT, DELETE, UPDATE (seq)") as (login, connection):
+        bench.dotnet.dba.grant(login, "INSERT", bench.error_queue)
         for planted, is_moved in ((ATTEMPTS - 1, True), (ATTEMPTS, False)):
             first = given(bench) + 1
             plant(bench, f"generate_series({first}, {first + planted - 1}) AS n")
             put_poison(bench)
-            task = bench.task(None, error_address=bench.errors)
+            task = bench.task(None, error_address=bench.error_queue)
             if is_moved:
                 assert bench.receive(task, connection).num_rows == 1
             else:
@@ -147,7 +147,7 @@ def test_a_login_that_may_only_insert_gets_past_a_few_seqs(bench: Bench) -> None
 
 
 def test_seqs_of_an_open_transaction_stop_no_stream(place: Place, bench: Bench) -> None:
-    """The attempts that follow have other ones; only who holds many of them makes it fail."""
+    """The next attempts use other seqs. A stream fails only if very many are held."""
     put_poison(bench)
     held = f"{PLANT.format(bench.address('error'))} FROM generate_series(1, {ATTEMPTS - 1}) AS n"
     with open_transaction(place, held):
@@ -176,12 +176,12 @@ def test_an_open_transaction_with_the_id_stops_no_stream(place: Place, bench: Be
     ids = f"FROM unnest('{{{large},{row}}}'::uuid[]) WITH ORDINALITY AS u (id, n)"
     text = f"INSERT INTO {bench.address('error')} (id, headers, body, seq)"
     text = f"{text} SELECT id, '{{}}', '', 900 + n {ids}"
-    loop = bench.loop(errorQueue=bench.address("error"), maxMessageBytes="1000")
+    loop = bench.stream_driver(errorQueue=bench.address("error"), maxMessageBytes="1000")
 
     with open_transaction(place, text):
         assert bench.drain(loop) == [b"good"]
 
-    found = bench.dotnet.rows(bench.errors)
+    found = bench.dotnet.rows(bench.error_queue)
     assert sorted(len(each.body or b"") for each in found) == [6, 5000]
     assert {each.id for each in found}.isdisjoint({large, row})
 
@@ -202,31 +202,33 @@ def test_a_failure_of_a_forward_gets_past_seqs_too(bench: Bench) -> None:
 @pytest.fixture
 def mover(bench: Bench) -> Mover:
     """Give the mover of a queue in which one delayed message is due."""
-    bench.dotnet.create_delayed(bench.delayed)
-    bench.dotnet.store(bench.delayed, body=b"due", delay=-1)
-    options: SourceOptions = bench.source()
+    bench.dotnet.create_delayed(bench.delayed_table)
+    bench.dotnet.store(bench.delayed_table, body=b"due", delay=-1)
+    options: SourceOptions = bench.source_options()
     return Mover(options.address, options)
 
 
 def test_rows_at_the_next_seqs_stop_no_mover(bench: Bench, mover: Mover) -> None:
-    """As for poison: the queue of a mover is one that many may insert into."""
+    """Many logins may insert into the queue of a mover, as into an error queue."""
     plant(bench, "generate_series(1, 500) AS n", "orders")
 
-    assert mover.move(bench.desk) == Moved(1, None)
+    assert mover.move(bench.connection) == Moved(1, None)
     assert moved(bench, "orders") == [501]
 
 
 def test_an_open_transaction_stops_no_mover(place: Place, bench: Bench, mover: Mover) -> None:
-    """Neither with the id of a message that is due, nor with a few of the next seqs."""
-    ((row,),) = bench.dotnet.execute(f"SELECT id FROM {bench.desk.printed(bench.delayed)}")
-    queue = bench.printed
+    """The transaction holds the id of a due message, or a few of the next seqs."""
+    ((row,),) = bench.dotnet.execute(
+        f"SELECT id FROM {bench.connection.printed(bench.delayed_table)}"
+    )
+    queue = bench.queue_address
     ids: Any = f"INSERT INTO {queue} (id, headers, body, seq) SELECT '{row}', '{{}}', '', 900"
     with open_transaction(place, ids):
-        assert mover.move(bench.desk) == Moved(1, None)
+        assert mover.move(bench.connection) == Moved(1, None)
 
-    bench.dotnet.store(bench.delayed, body=b"due", delay=-1)
+    bench.dotnet.store(bench.delayed_table, body=b"due", delay=-1)
     first = given(bench, "orders") + 1
     seqs = f"FROM generate_series({first}, {first + 1}) AS n"
     with open_transaction(place, f"{PLANT.format(queue)} {seqs}"):
-        assert mover.move(bench.desk) == Moved(1, None)
-    assert bench.bodies() == [b"due", b"due"]
+        assert mover.move(bench.connection) == Moved(1, None)
+    assert bench.waiting_bodies() == [b"due", b"due"]

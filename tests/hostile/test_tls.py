@@ -1,4 +1,4 @@
-"""Who answers for a server on another machine: without its certificate nothing is sent to it."""
+"""TLS: without a verified certificate nothing is sent to a server on another machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNVERIFIED = "could not be verified, so nothing was sent to it"
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give an empty home directory and no variables of libpq's; nothing was warned of yet."""
+    """Give an empty home directory, without variables of libpq. No warning has been logged yet."""
     for name in (*VARIABLES, "PGSYSCONFDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -49,7 +49,7 @@ def issuer(authority: trustme.CA, tmp_path: Path) -> str:
 
 
 def answer(url: str) -> int:
-    """Connect and ask for something; how many rows it gave."""
+    """Connect and run a statement. Return how many rows it gave."""
     with closing(connect(url, application="test", timeout=10, state="sqlqueue")) as connection:
         return len(connection.values("clock"))
 
@@ -64,7 +64,7 @@ def test_a_server_that_is_verified_is_used(
     *,
     way: str,
 ) -> None:
-    """By issuers in a file of the url, of the machine, or, as for libpq, of the home directory."""
+    """The issuers are in a file of the url, of the machine, or of the home directory."""
     host = "203.0.113.7" if way == "address" else HOST
     words = [f"sslrootcert={issuer}"] if way in {"file", "address"} else []
     if way == "machine":
@@ -84,7 +84,7 @@ def test_a_server_that_is_verified_is_used(
 def test_a_server_that_is_not_verified_gets_nothing(
     server: str, authority: trustme.CA, issuer: str, mode: str, attack: str
 ) -> None:
-    """No login, no message; but `verify-ca`, where it is written, accepts any name."""
+    """It gets neither login nor message. With `verify-ca` any host name is accepted."""
     theirs = {"issuer": trustme.CA(), "name": authority, "plain": None}[attack]
     name = "other.example" if attack == "name" else HOST
     with door(server, theirs, name) as made:
@@ -102,7 +102,7 @@ def test_a_server_that_is_not_verified_gets_nothing(
 def test_a_client_logs_in_with_a_certificate_and_its_password(
     server: str, authority: trustme.CA, issuer: str, tmp_path: Path
 ) -> None:
-    """Else it is refused, maybe by a lost connection; no error has a password."""
+    """Other certificates are refused, maybe by a lost connection. No error has a password."""
     clients = trustme.CA()
     certificate, key = client_words(clients, "bo", tmp_path)
     wrong: tuple[list[str], ...] = ([], [certificate], ["sslcert=/not/there.pem", key])
@@ -122,7 +122,7 @@ def test_a_client_logs_in_with_a_certificate_and_its_password(
 def test_less_is_allowed_where_it_is_written_with_one_warning(
     server: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mode: str
 ) -> None:
-    """It names the mode, the host and what may happen; the next connection repeats nothing."""
+    """The warning names the mode, the host and the risk. It is not repeated."""
     words = f"sslmode={mode}"
     if mode == "variable":
         words, mode = "", "require"
@@ -157,7 +157,7 @@ def test_less_is_allowed_where_it_is_written_with_one_warning(
     ],
 )
 def test_what_another_machine_is(url: str, *, remote: bool) -> None:
-    """Any host but this machine's loopback addresses and sockets; several, if one of them is."""
+    """It is any host but this machine's loopback addresses and sockets. One of several counts."""
     target = Target.parse(url, {})
 
     assert target.remote is remote

@@ -1,8 +1,8 @@
 """
-A gate between a job and its database: up to a moment it lets all through, then no answer any more.
+A gate between a job and its database. At a moment it stops passing on answers.
 
-Whether the moment has come is asked before each answer is passed on. So a job cannot run past it,
-however slow the one who kills it: it stands there, its statement done and the answer not heard.
+It asks before each answer whether the moment has come. So a job cannot run past it, however slow
+the test is that kills it. The job waits there, its statement done and the answer not received.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Gate(Proxy):
 
 @contextmanager
 def opened(url: str, moment: Callable[[], object]) -> Iterator[Gate]:
-    """Give a gate as long as the block."""
+    """Give a gate for as long as the block lasts."""
     gate = Gate(url, moment)
     with gate.listening:
         try:

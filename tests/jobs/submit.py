@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,8 @@ import pyspark
 from processes import kill_session
 from spark.driver import SHORT_LIVED, SMALL, delta_jars
 from waiting import until
+
+from sqlq_spark.jobs.settings import settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,7 +66,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Running:
-    """A process at work; `folder` has its output in the files `out` and `log`."""
+    """A process at work. Its output is in the files `out` and `log` of `folder`."""
 
     process: subprocess.Popen[bytes]
     folder: Path
@@ -74,12 +76,12 @@ class Running:
         return (self.folder / name).read_text(encoding="utf-8", errors="replace")
 
     def ended(self) -> Ended:
-        """Wait for its end."""
+        """Wait for its end, and return its output and exit code."""
         code = self.process.wait(TIMEOUT)
         return Ended(code=code, out=self.read("out"), log=self.read("log"))
 
     def until(self, moment: Callable[[], object]) -> None:
-        """Wait until something is true; the process must still be at work then."""
+        """Wait until something is true, while the process is at work."""
         until(
             lambda: moment() or self.process.poll() is not None,
             seconds=TIMEOUT,
@@ -90,7 +92,7 @@ class Running:
 
 @contextmanager
 def started(words: list[str], folder: Path, environment: dict[str, str]) -> Iterator[Running]:
-    """Run a program as long as the block lasts; none of its processes is left after."""
+    """Run a program for as long as the block lasts. None of its processes is left afterwards."""
     with (folder / "out").open("wb") as out, (folder / "log").open("wb") as log:
         process = subprocess.Popen(
             words,
@@ -110,7 +112,7 @@ def started(words: list[str], folder: Path, environment: dict[str, str]) -> Iter
 def settings(
     job: str, queue: Queue, folder: Path, *, most: int = 1000, **more: Any
 ) -> dict[str, Any]:
-    """Settings of a job on a queue and in a folder, and more; `most` is for a batch."""
+    """Settings of a job on a queue and in a folder, and more. `most` is the limit of a batch."""
     # a job that is to be killed may stand for long
     state = {"stateSchema": queue.place.state, "queryTimeout": f"{TIMEOUT:.0f}s"}
     known = {
@@ -122,12 +124,12 @@ def settings(
         "source": state | {"maxMessagesPerTrigger": str(most)},
         "sink": state,
     }
-    taken = {each.name for each in fields(module(job).Settings)}
+    taken = {each.name for each in settings_of(module(job).main.kind)}
     return {name: given for name, given in known.items() if name in taken} | more
 
 
 def flags(**given: object) -> list[str]:
-    """Settings as flags; a table of them is a flag that is repeated."""
+    """Settings as flags. A table of settings is a flag that is repeated."""
     pairs = [
         (name, f"{key}={text}" if key else text)
         for name, value in given.items()
@@ -161,7 +163,7 @@ def sigterm_when(moment: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def submitted(program: Path, words: list[str], folder: Path) -> Iterator[Running]:
-    """Run a program by spark-submit, with Delta; without a download if its jars are there."""
+    """Run a program by spark-submit, with Delta. Nothing is downloaded if its jars are there."""
     own = {"spark.local.dir": folder, "spark.sql.warehouse.dir": folder / "warehouse"}
     said = [
         word
@@ -180,7 +182,7 @@ def submitted(program: Path, words: list[str], folder: Path) -> Iterator[Running
 
 
 def environ(**given: str) -> dict[str, str]:
-    """The environment of a job; passwords of ours stay here."""
+    """The environment of a job, without passwords of this process."""
     kept = {name: text for name, text in os.environ.items() if not name.startswith("PG")}
     places = [str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
@@ -204,7 +206,7 @@ def module(job: str) -> Any:
 
 
 def delta_rows(table: Path) -> list[dict[str, Any]]:
-    """The rows of a Delta table; columns of its partitions are text."""
+    """The rows of a Delta table. Columns of its partitions are text."""
     live: dict[str, dict[str, Any]] = {}
     for commit in sorted((table / "_delta_log").glob("*.json")):
         for action in map(json.loads, commit.read_text(encoding="utf-8").splitlines()):

@@ -9,7 +9,7 @@ import pytest
 
 from jobs import submit
 from jobs.submit import module
-from sqlq_spark.jobs.settings import BadSettings
+from sqlq_spark.jobs.settings import BadSettings, make_settings
 
 if TYPE_CHECKING:
     from spark.stand import Queue
@@ -23,7 +23,7 @@ COLLECT = TRIAGE | {"mode": "collect"}
 def settings(job: str, **given: Any) -> Any:
     """Settings of a job on a database that nothing connects to."""
     shared = {"url": "postgresql:///s", "table": "/t", "checkpoint": "c"}
-    return module(job).Settings(**shared | given)
+    return make_settings(module(job).main.kind, shared | given)
 
 
 @pytest.mark.parametrize(
@@ -49,14 +49,16 @@ def test_settings_that_would_send_again_are_refused(
 
 
 def test_targets_of_a_relay_are_checked(queue: Queue) -> None:
-    """An absent target; a queue that is relayed into itself, also with other parameters."""
+    """A target may be absent, or the queue itself, also by a url with other parameters."""
     relay, place, bills = module("relay"), queue.place, queue.another("bills")
     queue.another("error")
 
     def check(**more: Any) -> None:
-        made = relay.Settings(**submit.settings("relay", queue, Path("/"), **more))
+        made = make_settings(
+            relay.RelaySettings, submit.settings("relay", queue, Path("/"), **more)
+        )
         made.options()
-        relay.check(made)
+        relay.find_routes(made)
 
     for more, expected in (
         ({"targets": {queue.name: "absent"}}, r'"public"\."absent" in'),

@@ -1,7 +1,7 @@
 """
-Jobs that are killed in the middle, and started again: each message is there once.
+Jobs that are killed while they work, and started again: each message is there once.
 
-All run at once under one spark-submit, each before a gate of its own, and are killed together.
+All run at once under one spark-submit, each behind a gate of its own, and are killed together.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.faults]
 
 @dataclass
 class World:
-    """One job's place and folder, what it is to do there, and the moment when it is killed."""
+    """A job's place and folder, what it does there, and the moment when it is killed."""
 
     place: Place
     folder: Path
@@ -56,7 +56,7 @@ class World:
         self.error = self.queue.another("error")
 
     def works(self, job: str, until: Callable[[], object], **more: Any) -> None:
-        """Say what to do, and when to be killed."""
+        """Set what the job does, and when it is killed."""
         self.job, self.moment = job, until
         self.settings = settings(job, self.queue, self.folder, most=200, **more)
 
@@ -67,7 +67,7 @@ class World:
         return ended
 
     def left(self) -> list[int]:
-        """What is left of received and sent messages."""
+        """How many received, staged and sent messages are left."""
         return [self.queue.count(), self.queue.state("receipt"), self.queue.state("staging")]
 
 
@@ -99,7 +99,7 @@ def worlds(
 
 
 def received(world: World) -> None:
-    """The second batch is in the table; its body that does not fit is in no error queue yet."""
+    """The second batch is in the table. Its body that does not fit is in no error queue yet."""
     world.queue.fill(0, 399)
     world.queue.put(dumps({MESSAGE_ID: "unfit"}), b'{"number":"x"}')
     world.queue.fill(399, 500)
@@ -235,7 +235,7 @@ EXACT = '{"NServiceBus.MessageId":"a\\/b","n":null}'
 
 
 def relayed(world: World) -> None:
-    """A batch is sent, and its answer is not heard."""
+    """A batch is sent, and the job has not received the answer."""
     world.queue.put(EXACT, b"\x00\xff")
     world.queue.put("{}", None)
     world.queue.put("no json", b"poison")
@@ -247,7 +247,7 @@ def relayed(world: World) -> None:
 
 
 def test_relay_between_two_batches(worlds: dict[str, World]) -> None:
-    """Headers byte for byte, message ids, bodies; poison stays behind."""
+    """Each message arrives once, and its headers are equal byte for byte. Poison stays behind."""
     world = worlds["relayed"]
     between = world.target.count()
 
@@ -267,7 +267,7 @@ def test_relay_between_two_batches(worlds: dict[str, World]) -> None:
 
 
 def returned(world: World) -> None:
-    """The failures of a group, repaired as docs/failed.md does, are sent, and are not marked."""
+    """Failures of a group are repaired as docs/failed.md does, and sent, but not marked."""
     sources, rows = [*[world.queue.name] * 5001, "nowhere"], []
     for at, source in enumerate(sources):
         kind = {f"{EXCEPTION_INFO}ExceptionType": f"System.{'Bad' if at == 5000 else 'Late'}"}
@@ -284,7 +284,7 @@ def returned(world: World) -> None:
 
 
 def test_error_triage_between_a_return_and_its_mark(worlds: dict[str, World]) -> None:
-    """Repaired messages are sent once; those that cannot be returned stay, with exit code 1."""
+    """Repaired messages are sent once. Others stay, and the exit code is 1."""
     world = worlds["returned"]
     between = delta_rows(world.table)
 
@@ -308,7 +308,7 @@ HELD = "FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND query LIKE '%move
 
 
 def moved(world: World) -> None:
-    """The second batch of delayed messages is held by a trigger, in the middle."""
+    """A trigger holds the second batch of delayed messages while it is moved."""
     queue = world.queue
     queue.connected(lambda c: schema.create_delayed(c, queue.address))
     table = f'{queue.name[:-1]}.Delayed"'
@@ -329,7 +329,7 @@ def moved(world: World) -> None:
 
 
 def test_maintenance_while_it_moves(worlds: dict[str, World], tmp_path: Path) -> None:
-    """Each message that is due is in one of the two tables; the rerun is by spark-submit."""
+    """Each due message is in one of the two tables. The second run is by spark-submit."""
     world = worlds["moved"]
     world.place.sql(f"SELECT pg_terminate_backend(pid) {HELD}")
     world.place.sql(f"DROP TRIGGER hold ON {world.queue.name}")

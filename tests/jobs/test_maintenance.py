@@ -1,4 +1,4 @@
-"""maintenance: each step does its work, can be repeated, and reports what an operator must see."""
+"""The job maintenance: each step does its work, can be repeated, and reports what is wrong."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STREAM = "0f0e0d0c-0000-4000-8000-00000000000"
 
 
 def run(queue: Queue, *, timeout: str = "30s", **more: Any) -> tuple[int, dict[str, Any], str]:
-    """Run the job here; gives its code, its totals and its output."""
+    """Run the job in this process. Return its code, its totals and its output."""
     source = {"stateSchema": queue.place.state, "queryTimeout": timeout}
     done = submit.run("maintenance", url=queue.place.url, source=source, **more)
     return done.code, done.totals if done.out else {}, done.out + done.log
@@ -40,14 +40,14 @@ def tenant(queue: Queue) -> Iterator[str]:
 
 
 def see(queue: Queue, *names: str, days: float = 0) -> None:
-    """Let streams have been seen some days ago, one on each queue."""
+    """Set streams as seen some days ago, one for each queue."""
     seen = datetime.now(UTC) - timedelta(days=days)
     for at, name in enumerate(names):
         queue.dba.insert("stream", stream=f"{STREAM}{at}", queue=name, driver="d", seen=seen)
 
 
 def leave_a_receipt(queue: Queue, days: float) -> None:
-    """Let a stream have been seen some days ago, with a receipt."""
+    """Set a stream as seen some days ago, with a receipt."""
     see(queue, queue.name, days=days)
     counts = dict.fromkeys(("task", "expired", "diverted", "forwarded", "bytes", "unpacked"), 0)
     given = {"stream": f"{STREAM}0", "batch": 1, "queue": queue.name, "messages": 7, "payload": b""}
@@ -55,7 +55,7 @@ def leave_a_receipt(queue: Queue, days: float) -> None:
 
 
 def test_what_a_killed_write_staged_is_deleted_after_a_week(queue: Queue) -> None:
-    """With its pages; what is younger, or has a name, stays."""
+    """The pages of its payload are deleted too. Younger chunks and those of a named write stay."""
     for sink, days in {"write:old": 8, "write:young": 6, "app:old": 8}.items():
         created = datetime.now(UTC) - timedelta(days=days)
         key = {"sink": sink, "batch": 0, "attempt": "a", "chunk": 0}
@@ -107,8 +107,8 @@ def test_a_stream_names_no_queue_that_runs_code_of_its_owner(queue: Queue, tenan
     """
     Each is skipped with a finding, and the job does the others.
 
-    One that is named is the error, because a superuser runs the job. A queue that another session
-    has locked stops no other, too.
+    A queue that an option names is the error, because a superuser runs the job. A queue that
+    another session has locked stops no other.
     """
     tables = ("victim", "good", "slow", "locked")
     for table in tables:

@@ -27,11 +27,11 @@ pytestmark = pytest.mark.spark
 
 def test_jobs_work_on_spark_connect(queue: Queue, tmp_path: Path) -> None:
     """
-    Every job but maintenance, and the upserts of the guide.
+    Every job but maintenance runs, and so do the upserts of the guide.
 
-    The tables for types are written by a process of the server, which also acknowledges a retry,
-    and sends a body that does not fit its schema to an error queue. A second run finds nothing to
-    do: the server reads the checkpoint and its dispatch log.
+    A process of the server writes the tables for types, acknowledges a retry, and sends a body
+    that does not fit its schema to an error queue. A second run finds nothing to do, because
+    the server reads the checkpoint and its dispatch log.
     """
     names = ("sent", "relayed", "unfit", "control", "error", "back", "changes")
     sent, relayed, unfit, control, error, back, changes = map(queue.another, names)

@@ -22,7 +22,7 @@ from sqlq_spark.jobs.settings import Settings
 
 
 def page(session: SparkSession, code: str) -> int:
-    """Run a page's upserts; the first batch fails when Delta has it, and comes again."""
+    """Run a page's upserts. The first batch fails after Delta has it, and is repeated."""
     names = {"spark": session, "__name__": "__main__"}
     try:
         exec(code.replace("(upsert)", "(lambda *of: [upsert(*of), 1 / 0])"), names)  # noqa: S102

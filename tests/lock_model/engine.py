@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-# mode → the modes that another session may hold or get beside it
+# mode of a lock → modes that another session may hold on the same thing at the same time
 COMPATIBLE = {
     "IS": {"IS", "IX", "S", "U"},
     "IX": {"IS", "IX"},
@@ -32,33 +32,33 @@ COMPATIBLE = {
 
 
 class Place(NamedTuple):
-    """What can be locked, and a row that is there."""
+    """Something that can be locked, and the row there."""
 
-    of: str  # a table, or table.index
-    id: str = ""  # empty: the table as a whole
+    of: str  # a table, or an index as table.index
+    id: str = ""  # the row or key; empty: the table as a whole
 
 
 class Get(NamedTuple):
-    """Take a lock; leave the block if the row is gone."""
+    """Take a lock, and leave the block if the row is gone."""
 
     place: Place
     mode: str
     past: bool = False  # READPAST: leave the block instead of waiting
-    kept: bool = True  # until the transaction ends; False: given back at once
-    row: Place | None = None  # a row that is not there cannot be locked
+    kept: bool = True  # whether it is kept until the transaction ends, or released at once
+    row: Place | None = None  # the row must exist, or it cannot be locked
 
 
 class Needs(NamedTuple):
-    """Leave the block, or end the transaction, unless a row is there, or is not."""
+    """Leave the block, or end the transaction, unless a row exists or does not exist."""
 
     row: Place
     present: bool = True
-    versions: bool = False  # reads the last committed version, without a lock
-    otherwise: str = ""  # how the transaction ends
+    versions: bool = False  # whether it reads the last committed version, without a lock
+    otherwise: str = ""  # how the transaction ends then; empty: it goes on after the block
 
 
 class Put(NamedTuple):
-    """Insert a row, unless it is there; or delete it."""
+    """Insert a row, unless it exists, or delete it."""
 
     row: Place
     present: bool = True
@@ -71,27 +71,29 @@ class End(NamedTuple):
 
 
 Step = Get | Needs | Put | End
-Block = tuple[Step, ...]  # what a statement does with one row; a step that fails leaves it
-Line = tuple[str, Step, int]  # a statement, a step of it, and where the next block begins
+Block = tuple[Step, ...]  # the steps of a statement for one row; a step that fails leaves the block
+Line = tuple[str, Step, int]  # a statement, one of its steps, and the line of the next block
 
 
 class Transaction(NamedTuple):
-    """What one session does. In a deadlock the server ends ours, which are of LOW priority."""
+    """What one session runs. In a deadlock the server ends ours, which have LOW priority."""
 
     name: str
     lines: list[Line]
 
 
 class Session(NamedTuple):
-    """Where a session stands."""
+    """The state of one session."""
 
     at: int = 0
-    undo: frozenset[tuple[Place, bool]] = frozenset()  # which row, and whether it was inserted
+    undo: frozenset[tuple[Place, bool]] = (
+        frozenset()
+    )  # changed rows, and whether they were inserted
     ended: str = ""
 
 
 class State(NamedTuple):
-    """Where all stand, what they hold, who waits (in order), and which rows are there."""
+    """The sessions, the locks that they hold, who waits, in order, and which rows exist."""
 
     sessions: tuple[Session, ...]
     locks: frozenset[tuple[Place, int, str]]
@@ -105,7 +107,7 @@ class State(NamedTuple):
         return State(sessions, self.locks, waiting, self.rows if rows is None else rows)
 
     def end(self, number: int, how: str) -> State:
-        """End a session and release its locks; unless it commits, its changes are undone."""
+        """End a session and release its locks. Unless it commits, its changes are undone."""
         rows = self.rows if how == "committed" else undone(self.rows, self.sessions[number])
         locks = frozenset(each for each in self.locks if each[1] != number)
         return self._replace(locks=locks).put(number, Session(ended=how), rows)
@@ -123,15 +125,15 @@ def undone(rows: frozenset[Place], session: Session) -> frozenset[Place]:
 
 
 class Found(NamedTuple):
-    """What was seen in all interleavings; sessions are known by the names of their transactions."""
+    """What was seen in all interleavings. Sessions are known by their transactions' names."""
 
-    waits: set[tuple[str, str, str]]  # who, in which statement, for whom
-    deadlocks: set[tuple[frozenset[str], frozenset[str]]]  # who, and the victims
-    ends: set[tuple[tuple[str, ...], frozenset[Place]]]  # how they ended, and the rows
+    waits: set[tuple[str, str, str]]  # a session, its statement, and the session it waits for
+    deadlocks: set[tuple[frozenset[str], frozenset[str]]]  # the sessions, and the possible victims
+    ends: set[tuple[tuple[str, ...], frozenset[Place]]]  # how each session ended, and the rows left
 
 
 def explore(transactions: Sequence[Transaction], rows: Collection[Place] = ()) -> Found:
-    """Run transactions in every order of their steps, from the rows that are there at first."""
+    """Run transactions in every order of their steps, beginning with some rows."""
     explorer = Explorer(transactions)
     start = State((Session(),) * len(transactions), frozenset(), (), frozenset(rows))
     for number in range(len(transactions)):
@@ -146,7 +148,7 @@ def explore(transactions: Sequence[Transaction], rows: Collection[Place] = ()) -
 
 
 class Explorer:
-    """From one state to the next ones; `found` grows."""
+    """Goes from each state to the next ones, and adds what it sees to `found`."""
 
     def __init__(self, transactions: Sequence[Transaction]) -> None:
         self.names = [each.name for each in transactions]
@@ -206,7 +208,7 @@ class Explorer:
         return step
 
     def go_on(self, state: State, number: int, *, forced: bool = False) -> State:
-        """Do all steps up to the next one that depends on others; `forced`: that one too."""
+        """Do all steps up to the next one that depends on others. `forced` includes that one."""
         at, undo, ended = state.sessions[number]
         rows = state.rows
         while not ended:

@@ -1,5 +1,5 @@
 """
-From a path and its hints to locks: the one place that knows what a hint does.
+From a path and its hints to locks. Only this module knows what a hint does.
 
 A row is a place of its table. Each nonclustered index has a key of its own for each row.
 """
@@ -29,14 +29,14 @@ ROWS = [Place(table, row) for table, rows in START.items() for row in rows.split
 
 @dataclass(frozen=True)
 class Touch:
-    """A row that a statement touches: by which index, and with which hints."""
+    """A row that a statement reads or changes, by which index, and with which hints."""
 
     table: str
     row: str
     index: str = ""
     hints: frozenset[str] = frozenset()
-    snapshot: bool = False  # READ_COMMITTED_SNAPSHOT: plain reads take no lock
-    clustered: bool = False  # queues of older versions, with a clustered Index_RowVersion
+    snapshot: bool = False  # whether READ_COMMITTED_SNAPSHOT is on, so that plain reads do not lock
+    clustered: bool = False  # whether Index_RowVersion is clustered, as in queues of older versions
 
     @property
     def fact(self) -> Place:
@@ -62,7 +62,11 @@ class Touch:
     # ------------------------------------------------------------ operators
 
     def look(self, mode: str = "S", *, kept: bool = False, covered: bool = False) -> Block:
-        """Return what reads the row; `covered`: the index has all that is read."""
+        """
+        Return what reads the row.
+
+        `covered` means that the index has all columns that are read.
+        """
         if mode == "S" and self.by_versions():
             return (Needs(self.fact, versions=True),)
         mode, past = "U" if "UPDLOCK" in self.hints else mode, "READPAST" in self.hints
@@ -72,25 +76,25 @@ class Touch:
         return tuple(Get(place, mode, past, kept, self.fact) for place in dict.fromkeys(places))
 
     def change(self) -> Block:
-        """Return what finds a row that is changed: with an update lock, which is kept."""
+        """Return what finds a row to change. It takes an update lock, and keeps it."""
         return self.look("U", kept=True)
 
     def delete(self) -> Block:
-        """Return what finds the row, then locks it and its keys; no hint applies to these."""
+        """Return what finds the row, then locks it and its keys. No hint applies to these locks."""
         locks = (Get(place, "X", row=self.fact) for place in (self.place(), *self.keys()))
         return (*self.change(), *locks, Put(self.fact, present=False))
 
     def insert(self, otherwise: str = "duplicate key") -> Block:
         """Return what the Insert operator does: a test of the gap, the row, then its keys."""
         first, keys = Get(self.place(), "X"), [Get(key, "X") for key in self.keys()]
-        if self.table in HEAPS:  # their ids need not be unique
+        if self.table in HEAPS:  # these have no unique key, so there is no gap to test
             return (first, *keys, Put(self.fact))
         gap = Get(self.place("end"), "RangeI-N", kept=False)
         absent = Needs(self.fact, present=False, otherwise=otherwise)
         return (gap, first, absent, *keys, Put(self.fact))
 
     def absent(self, otherwise: str = "") -> Block:
-        """Return a look for a key that should not be there; HOLDLOCK locks the gap."""
+        """Return a look for a key that should not exist. HOLDLOCK locks the gap."""
         versions = self.by_versions()
         needs = Needs(self.fact, present=False, versions=versions, otherwise=otherwise)
         if versions:
@@ -124,7 +128,7 @@ class Touch:
 
 
 def blocks(statement: str, rows: list[list[str]], kind: dict[str, bool]) -> Iterator[Block]:
-    """Yield what a statement does: locks on its tables, then on each row."""
+    """Yield the locks of a statement: those on its tables, then those on each row."""
     for at, clause in enumerate(PATHS[statement].split("; ")):
         verb, table, index, number, flag = CLAUSE.fullmatch(clause).groups("")  # type: ignore[union-attr]
         found = hints(SHAPES.get(statement, ""), table, int(number or 0))
@@ -159,7 +163,7 @@ def meet(group: str, names: Sequence[str], **kind: bool) -> Found:
 
 
 def meetings(group: str, sessions: int) -> Iterator[tuple[tuple[str, ...], Found]]:
-    """Yield all that sessions do to each other: two in each kind of database, three in one."""
+    """Yield the meetings of all sessions of a group: two in each kind of database, three in one."""
     names = [name for name in GROUPS[group] if sessions == 2 or name not in PAIRS_ONLY]
     for snapshot, clustered in ((False, False), (True, True), (True, False), (False, True)):
         if sessions == 2 or not (snapshot or clustered):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 
 _TABLE = r"\{(?:queue|errors|delayed|subscriptions|to)\}|\{state\}\.\w+"
-_HINTS = r"(?:[^()]|\(\w+\))*"  # an index has brackets of its own
+_HINTS = r"(?:[^()]|\(\w+\))*"  # the hint INDEX(…) has brackets inside
 _TOKEN = re.compile(
     r"\b(?P<word>SELECT|INSERT|UPDATE|DELETE|MERGE|EXISTS|ORDER BY [\w.]+|(?:INNER )?(?:LOOP )?JOIN"
     r"|sp_getapplock)\b"
@@ -98,7 +98,7 @@ SHAPES = {
     "transport.subscribers": "SELECT subscriptions",
 }
 
-# statements of one path
+# path → the statements that have it
 _ALIKE = {
     "read queue.Index_RowVersion": "weigh find_large weigh_page browse",
     "delete queue.Index_RowVersion": "receive take divert_large purge_range transport.receive",
@@ -120,7 +120,7 @@ PATHS = {statement: path for path, names in _ALIKE.items() for statement in name
     "purge_expired": "expire queue.Index_RowVersion#1",
     "transport.purge_expired": "expire queue.Index_RowVersion#0",
     "transport.move_by_scan": "move delayed",  # it has no ORDER BY
-    # the second look counts what stays, because the queue's varchar cannot hold it
+    # the second read counts messages that stay, because the queue's varchar cannot hold them
     "move_due": "move delayed.Index_Due; read delayed.Index_Due#1",
     "next_due": "read delayed.Index_Due covered",
     # a task of a batch that was acknowledged ends here
@@ -141,7 +141,7 @@ PATHS = {statement: path for path, names in _ALIKE.items() for statement in name
     "chunks": "read staging",
     "chunk_pages": "read staging_page",
     "discard": "delete staging; delete staging_page",
-    # rows that are read and are not abandoned keep their locks if a hint asks for it
+    # with UPDLOCK it would keep locks on rows that it reads and that are not abandoned
     "discard_abandoned": "scan staging; whole staging",
     "delete_old_sinks": "delete dispatch_log",
     "subscribed": "read subscriptions",
@@ -149,7 +149,7 @@ PATHS = {statement: path for path, names in _ALIKE.items() for statement in name
     "transport.subscribe": "update subscriptions",
 }
 # statement → the one whose path it has
-ALIKE = {"claim": "acknowledge", "retire_stream": "acknowledge"}
+ALIKE = {"claim": "acknowledge", "close_batch": "acknowledge"}
 # statements without a path, and why
 NO_PATH = {
     "new_stream": "no other session knows the new id",
@@ -165,7 +165,11 @@ TASK = (
 
 
 def dispatch(sink: str, chunks: str, old: str = "", others: str = "") -> str:
-    """Return what a driver runs to send chunks; `old` sinks left the chunk x, others are young."""
+    """
+    Return what a driver runs to send chunks.
+
+    Sinks in `old` left the chunk x, others are young.
+    """
     return (
         f"sink_close {sink}; advance {sink}; chunks {chunks}; chunk_pages {chunks};"
         f" send sent-{sink}; discard {chunks}; discard_abandoned {others} / x;"

@@ -1,5 +1,5 @@
 """
-Two and three sessions in every order: who waits, who deadlocks, and what is left.
+Two and three sessions in every order of their steps: waits, deadlocks, and what is left.
 
 Faults that the model found in earlier statements are planted again, and must be found.
 """
@@ -95,7 +95,7 @@ def met(group: str, sessions: int) -> list[tuple[tuple[str, ...], Found]]:
 
 
 def problems(group: str, names: Sequence[str], found: Found) -> set[str]:
-    """Return what may not happen when some sessions of a group meet."""
+    """Return what must not happen when some sessions of a group meet."""
     told = {
         f"{who} waits in {statement}"
         for who, statement, whom in found.waits
@@ -114,7 +114,7 @@ def problems(group: str, names: Sequence[str], found: Found) -> set[str]:
             for of in ("receipt", "acked", "staging", "staging_page")
         )
         happened = {
-            # the other attempt has found the receipt, or fails and runs again
+            # the other attempt finds the receipt, or it fails and runs again
             "no receipt": {*names} == {"attempt"} and receipts != {"0", "1"},
             "duplicate key": "duplicate key" in ended and "attempt" not in names,
             "stale receipt": acked and receipts and "acknowledge" in names,
@@ -127,7 +127,7 @@ def problems(group: str, names: Sequence[str], found: Found) -> set[str]:
 @pytest.mark.parametrize("sessions", [2, 3])
 @pytest.mark.parametrize("group", GROUPS)
 def test_sessions_that_meet_do_no_harm(group: str, sessions: int) -> None:
-    """No other deadlock, no wait that the table lacks, no stale receipt, no half row."""
+    """No order of statements gives an unknown deadlock or wait, a stale receipt, or half a row."""
     told = {names: problems(group, names, found) for names, found in met(group, sessions)}
 
     assert {names: each for names, each in told.items() if each} == {}
@@ -135,7 +135,7 @@ def test_sessions_that_meet_do_no_harm(group: str, sessions: int) -> None:
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_the_tables_of_waits_and_deadlocks_are_exact(group: str) -> None:
-    """A receive waits for no one; a task that hangs holds up its batch and its other attempts."""
+    """A receive waits for no one. A hanging task holds up its batch and its other attempts."""
     waits = {each for _, found in met(group, 2) for each in found.waits}
     deadlocks = {each for _, found in met(group, 2) for each in found.deadlocks}
 
@@ -147,23 +147,23 @@ def test_the_tables_of_waits_and_deadlocks_are_exact(group: str) -> None:
 
 # statement | its skeleton | its path | a group and sessions of it, and what goes wrong
 FAULTS = {
-    # where the database reads row versions, a plain SELECT waits for no one
+    # if the database reads row versions, a plain SELECT waits for no one
     "fence | stream || stream task acknowledge": "stale receipt",
     "receive | queue(UPDLOCK) || queue task endpoint-receives": "task waits",
-    # it locks the key in Index_Expires before the row, and a receive the row first
+    # the delete locks the key in Index_Expires before the row, but a receive locks the row first
     "purge_expired || delete queue.Index_Expires | queue task purge-expired": "task waits",
-    # the gap for a key that is absent
+    # HOLDLOCK locks the gap of an absent key
     "new_sink|dispatch_log(HOLDLOCK)|insert dispatch_log absent|sinks begin dispatch-also": "begin",
     "discard || delete staging_page; delete staging | sinks dispatch-x dispatch-b": "deadlock",
     "discard_abandoned||delete staging_page; delete staging | sinks fails dispatch-b": "half a row",
-    # locks on rows that are not old are kept
+    # UPDLOCK keeps locks on rows that are not old
     "discard_abandoned | staging(UPDLOCK,READPAST) || sinks dispatch-a dispatch-b": "dispatch",
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the hints or in the path of a statement."""
+    """The fault is in the hints of a statement or in its path."""
     name, shape, path, meeting = map(str.strip, fault.split("|"))
     group, *names = meeting.split()
     monkeypatch.setitem(SHAPES, name, shape or SHAPES[name])

@@ -1,4 +1,4 @@
-"""The paths are those of the statements: a statement that changes must be looked at here."""
+"""The paths of the model are those of the statements, so a changed statement fails here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqlq_spark.database.sqlserver.calls import STATEMENTS
 
 from .table import ALIKE, GROUPS, NO_PATH, PATHS, SHAPES, hints, skeleton
 
-# made once, dropped once, or printed for a DBA: they wait for all who use the table
+# They create or drop a table, or are printed for a DBA. They wait for all sessions of the table.
 DEFINITIONS = ("install_", "create_", "script_", "add_", "lock_queue", "drop_queue")
 CHANGES = re.compile(r"\b(?:(?:INSERT|UPDATE|DELETE) [a-z]|MERGE|DELETE)")
 PAST = {"READPAST", "ROWLOCK", "READCOMMITTEDLOCK"}
@@ -22,7 +22,11 @@ OTHERS = [name for name in STATEMENTS if not name.startswith(DEFINITIONS) and na
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_tables_and_hints_of_a_path_are_those_of_its_statement(name: str) -> None:
-    """In their order, with verbs, joins and orders; the transport's as endpoints run them."""
+    """
+    The model lists them in their order, with verbs, joins and orders.
+
+    The transport's statements are as endpoints run them.
+    """
     text = STATEMENTS.get(name, "")
     if name.startswith("transport."):
         table = next(each for each in ("delayed", "subscriptions", "queue") if each in SHAPES[name])
@@ -34,7 +38,7 @@ def test_the_tables_and_hints_of_a_path_are_those_of_its_statement(name: str) ->
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_statement_without_a_path_only_reads_and_skips_rows_of_queues(name: str) -> None:
-    """Or its path is that of another statement, or there is a reason."""
+    """The others share the path of another statement, or a list has the reason."""
     found = skeleton(STATEMENTS[name])
 
     if name in ALIKE:
@@ -56,7 +60,7 @@ def test_every_path_is_met() -> None:
 
 
 def test_a_deadlock_is_retried_and_its_victim_is_ours() -> None:
-    """So the deadlocks that the model may find cost an endpoint nothing."""
+    """A deadlock that the model finds therefore costs an endpoint nothing."""
     failure = errors.Failure(1205, "40001", "was deadlocked")
     place = Place(statement="purge", target="orders", server="", seconds=1.0)
 

@@ -20,10 +20,10 @@ class Fault:
     """A small change of one file that breaks a promise."""
 
     id: str
-    file: str  # in sqlq_spark
-    old: str  # a text that is there exactly once
-    new: str  # what replaces it
-    tests: list[str]  # the cheapest that fail with it: node ids of pytest, in tests
+    file: str  # path in sqlq_spark
+    old: str  # a text that occurs exactly once
+    new: str  # the text that replaces it
+    tests: list[str]  # the fastest tests that fail with it: pytest's node ids, in the folder tests
     statement: str | None = None  # of an SQL file: the text is looked for in this statement only
 
     @property

@@ -1,5 +1,5 @@
 """
-Does a test fail for each fault of the lists? `python -m tests.mutants` says so.
+`python -m tests.mutants` checks that a test fails for each fault of the lists.
 
 The tests run in copies of the tree, so the tree itself is not changed. First they must pass without
 a fault. A fault is caught if one of its tests fails. An error before or after a test is no catch.
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 LEFT_OUT = shutil.ignore_patterns(".git", ".venv", "__pycache__", "_build")
 SHOWN = 25  # last lines of a run that are printed if a fault survives
-times = count(1_000_000_000)  # each version of a file has its own, so that Python compiles it
+# modification times: each version of a file gets a new one, so that Python compiles it again
+times = count(1_000_000_000)
 
 
 def say(text: str) -> None:
@@ -41,7 +42,7 @@ def say(text: str) -> None:
 
 
 def run_tests(copy: Path, tests: Sequence[str], *options: str) -> tuple[int, str]:
-    """Run tests in a copy, in which all processes that they start import the copy too."""
+    """Run tests in a copy. All processes that they start import the copy too."""
     command = [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "no:cacheprovider", "--tb=short"]
     done = subprocess.run(
         [*command, "--hypothesis-seed=0", *options, *(f"tests/{each}" for each in tests)],

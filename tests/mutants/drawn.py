@@ -41,8 +41,8 @@ DRAWN = [
     Fault(
         id="database-7",
         file="options/names.py",
-        old="{*PASSWORD_VARIABLES} - {own.",
-        new="{*PASSWORD_VARIABLES} & {own.",
+        old="{*PASSWORD_VARIABLES} - {names.",
+        new="{*PASSWORD_VARIABLES} & {names.",
         tests=["test_options.py::test_what_is_of_another_database_is_known"],
     ),
     Fault(
@@ -69,17 +69,17 @@ DRAWN = [
     Fault(
         id="receive-2",
         file="receive/pace.py",
-        old="return [(turn + at) % queues for at in range(queues)]",
-        new="return [(turn - at) % queues for at in range(queues)]",
+        old="return [(turn + place) % queues for place in range(queues)]",
+        new="return [(turn - place) % queues for place in range(queues)]",
         tests=["test_pace.py::test_a_batch_takes_what_waits_within_its_limits"],
     ),
     Fault(
         id="receive-3",
         file="receive/poison.py",
-        old="""    if not found:
-        return 0, 0""",
-        new="""    if found:
-        return 0, 0""",
+        old="""    if not large:
+        return LargeDiverted(diverted=0, expired=0)""",
+        new="""    if large:
+        return LargeDiverted(diverted=0, expired=0)""",
         tests=[
             "conformance/test_receive.py::test_large_messages_go_to_the_error_queue_and_the_others_are_received"
         ],
@@ -87,8 +87,8 @@ DRAWN = [
     Fault(
         id="receive-4",
         file="receive/driver.py",
-        old="        if self._waiting_since is None:\n",
-        new="        if self._waiting_since is not None:\n",
+        old="        if self.waiting_since is None:\n",
+        new="        if self.waiting_since is not None:\n",
         tests=[
             "conformance/test_peek_loop.py::test_too_few_in_all_queues_are_waited_for_but_not_too_long"
         ],
@@ -96,8 +96,8 @@ DRAWN = [
     Fault(
         id="receive-8",
         file="receive/forward.py",
-        old="            if refused and self.task.options.error_address is None:",
-        new="            if refused and self.task.options.error_address is not None:",
+        old="            if is_refused and self.task.options.error_address is None:",
+        new="            if is_refused and self.task.options.error_address is not None:",
         tests=[
             (
                 "hostile/test_destinations.py"
@@ -107,9 +107,9 @@ DRAWN = [
     ),
     Fault(
         id="send-1",
-        file="send/throttle.py",
-        old="if waiting is not None:",
-        new="if waiting is None:",
+        file="send/chunk.py",
+        old="if waiting is None:",
+        new="if waiting is not None:",
         tests=["send/test_refused.py::test_what_the_rows_of_a_chunk_name"],
     ),
     Fault(
@@ -160,35 +160,35 @@ DRAWN = [
     ),
     Fault(
         id="admin-3",
-        file="admin/failed_messages.py",
+        file="admin/return_to_source.py",
         old="if self.since is None and self.until is None:",
         new="if self.since is not None and self.until is None:",
         tests=["conformance/test_watch.py::test_a_choice_takes_what_fits_all_of_it"],
     ),
     Fault(
         id="admin-4",
-        file="admin/watch.py",
-        old="                sent = sample.sent\n",
-        new="                sent = None\n",
+        file="admin/stats.py",
+        old="return depth.last, sample.sent",
+        new="return depth.last, None",
         tests=["conformance/test_watch.py::test_a_look_finds_since_when_the_lowest_waits"],
     ),
     Fault(
         id="admin-5",
-        file="admin/failed_messages.py",
+        file="admin/return_to_source.py",
         old="if sum(map(len, waiting.values())) == most:",
         new="if sum(map(len, waiting.values())) == most + 1:",
         tests=["conformance/test_watch.py::test_batches_are_cut_by_number_and_weight"],
     ),
     Fault(
         id="admin-7",
-        file="admin/watch.py",
+        file="admin/stats.py",
         old="if before is None or before.at is None or now.at is None:",
         new="if before is not None or now.at is None:",
         tests=["conformance/test_watch.py::test_what_came_and_went_between_two_looks_is_counted"],
     ),
     Fault(
         id="cli-1",
-        file="admin/watch.py",
+        file="admin/stats.py",
         old='Column("due", "delayed.due"),',
         new='Column("due", "delayed.messages"),',
         tests=["cli/test_queues.py::test_all_queues_are_found_and_their_kind_is_shown"],
@@ -196,9 +196,9 @@ DRAWN = [
     Fault(
         id="cli-2",
         file="cli/messages.py",
-        old="""    if planned.messages:
+        old="""    if plan.messages:
         queues""",
-        new="""    if not (planned.messages):
+        new="""    if not (plan.messages):
         queues""",
         tests=["cli/test_messages.py::test_failed_messages_return_to_the_queues_where_they_failed"],
     ),
@@ -239,8 +239,8 @@ DRAWN = [
     Fault(
         id="jobs-6",
         file="jobs/runner.py",
-        old='return FOUND if totals.get("found") else GOOD',
-        new='return FOUND if not (totals.get("found")) else GOOD',
+        old='return FOUND_PROBLEMS if totals.get("found") else GOOD',
+        new='return FOUND_PROBLEMS if not (totals.get("found")) else GOOD',
         tests=["test_job.py::test_the_totals_are_the_last_line"],
     ),
     Fault(

@@ -52,7 +52,7 @@ HISTORY = [
         file="wire/payload.py",
         old="_check(size <= expected.most, ",
         new="_check(size >= 0, ",
-        tests=["test_flat_json.py::test_a_payload_is_what_was_stored_with_it"],
+        tests=["test_payload.py::test_a_payload_is_what_was_stored_with_it"],
     ),
     Fault(
         id="space-behind-headers",
@@ -64,7 +64,7 @@ HISTORY = [
     Fault(
         id="two-forward-destinations",
         file="send/sender.py",
-        old="own = own.without({wire.FORWARD_DESTINATION: forward})",
+        old="own_headers = own_headers.without({wire.FORWARD_DESTINATION: forward})",
         new="pass",
         tests=["send/test_messages.py::test_a_stored_message_has_one_destination"],
     ),
@@ -78,8 +78,8 @@ HISTORY = [
     Fault(
         id="receipts-after-none",
         file="receive/driver.py",
-        old="stream, batch = str(uuid.uuid4()), 1",
-        new="stream = str(uuid.uuid4())",
+        old="        batch = 1\n",
+        new="        batch = 2\n",
         tests=[
             "conformance/test_peek_loop.py::test_a_checkpoint_of_transaction_mode_none_begins_receipts"
         ],
@@ -87,8 +87,8 @@ HISTORY = [
     Fault(
         id="high-water-ignored",
         file="receive/task.py",
-        old="or spark_batch.number > high_water:",
-        new="or spark_batch.number >= high_water:",
+        old="    if spark_batch.number > plan_high_water:",
+        new="    if spark_batch.number >= plan_high_water:",
         tests=["conformance/test_receipts.py::test_a_lost_first_entry_is_an_error_with_the_files"],
     ),
     Fault(
@@ -103,8 +103,8 @@ HISTORY = [
     Fault(
         id="database-went-back",
         file="receive/receipts.py",
-        old="if acked < batch - 1 or (acked < batch and not was_planned):",
-        new="if acked < batch - 1:",
+        old="if row.acked_batch < batch - 1 or (is_open and not was_planned):",
+        new="if row.acked_batch < batch - 1:",
         tests=[
             "conformance/test_receipts.py::test_an_ack_ahead_of_the_stream_is_a_database_that_went_back"
         ],
@@ -121,14 +121,14 @@ HISTORY = [
     Fault(
         id="missing-receipts-accepted",
         file="receive/receipts.py",
-        old="        if who.options.fail_on_missing_receipts:\n",
-        new="        if who.options.fail_on_missing_receipts and not found:\n",
+        old="    if claim.options.fail_on_missing_receipts:\n",
+        new="    if claim.options.fail_on_missing_receipts and not receipts:\n",
         tests=["conformance/test_receipts.py::test_missing_receipts_may_be_an_error"],
     ),
     Fault(
         id="plan-names-any-queue",
-        file="receive/offset.py",
-        old="receives=part.queue in known,",
+        file="receive/batch.py",
+        old="receives=queue_plan.queue in known,",
         new="receives=True,",
         tests=[
             "hostile/test_state.py::test_a_stored_plan_receives_only_from_queues_that_the_options_name"
@@ -148,8 +148,8 @@ HISTORY = [
     Fault(
         id="forwarded-counted-as-diverted",
         file="receive/task.py",
-        old="diverted = live.num_rows - good.num_rows + given_up + large",
-        new="diverted = live.num_rows - good.num_rows + given_up + forwarded + large",
+        old="diverted=poison + large.diverted + result.diverted,",
+        new="diverted=poison + large.diverted + result.diverted + result.forwarded,",
         tests=[
             "conformance/test_destinations.py::test_a_message_for_another_queue_is_forwarded_once"
         ],
@@ -182,7 +182,7 @@ RETURNING""",
         old="ids = rising_ids(len(headers)) if renamed else bad.ids",
         new="ids = bad.ids",
         tests=[
-            "conformance/test_receive.py::test_poison_whose_id_is_in_the_error_queue_gets_a_new_one"
+            "conformance/test_poison.py::test_poison_whose_id_is_in_the_error_queue_gets_a_new_one"
         ],
     ),
     Fault(
@@ -320,8 +320,8 @@ RETURNING""",
     Fault(
         id="url-with-raw-percent",
         file="database/postgresql/url.py",
-        old="if found is None or UNCODED.search(url):",
-        new="if found is None:",
+        old="if parts is None or UNCODED.search(url):",
+        new="if parts is None:",
         tests=["test_postgresql.py::test_a_url_that_cannot_be_read_is_not_shown"],
     ),
     Fault(
@@ -393,7 +393,7 @@ RETURNING""",
     ),
     Fault(
         id="delayed-table-of-others-read",
-        file="admin/inspect.py",
+        file="admin/queue_sizes.py",
         old="table = use_delayed(connection, queue, READ)",
         new="table = delayed_of(queue)",
         tests=[
@@ -411,7 +411,7 @@ RETURNING""",
     ),
     Fault(
         id="doctor-stops-at-no-address",
-        file="admin/checks.py",
+        file="admin/doctor.py",
         old="except errors.BadOption as error:",
         new="except errors.RightMissing as error:",
         tests=["hostile/test_code_of_others.py::test_tables_of_others_are_listed_and_not_read"],
@@ -591,8 +591,8 @@ RETURNING""",
         id="state-of-others",
         file="database/schema.py",
         old="""    check_state_owners(connection)
-    found = connection.value("version")""",
-        new="""    found = connection.value("version")""",
+    version = connection.value("version")""",
+        new="""    version = connection.value("version")""",
         tests=[
             "hostile/test_code_of_others.py::test_a_state_schema_under_the_default_name_is_no_trap"
         ],

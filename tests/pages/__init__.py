@@ -1,1 +1,1 @@
-"""The documents: every table and every block of code in them is held true here."""
+"""The documents: tests compare every table with the code, and run every block of code."""

@@ -47,7 +47,7 @@ def comments(dialect: str, concerns: list[str] | None = None) -> dict[str, str]:
 
 
 def locked_by(name: str, commented: dict[str, str], statements: dict[str, str], reads: str) -> str:
-    """What a statement locks: by its comment, or that of a similar one, else by its kind."""
+    """Return what a statement locks, by its comment, by that of a similar one, or by its kind."""
     if name not in statements:
         return ABSENT
     comment = commented[name]

@@ -1,4 +1,4 @@
-"""A page of the documents, parsed: its blocks and tables, with the ids that CONTRIBUTING shows."""
+"""A page of the documents, parsed. CONTRIBUTING shows the ids of its blocks and tables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Block:
 
     @property
     def group(self) -> str | None:
-        """The part of its id that it shares with the other blocks of its section."""
+        """The part of its id that the blocks of its section share."""
         return self.id and self.id.partition("/")[0]
 
 
@@ -90,6 +90,6 @@ def table(page: str, table_id: str) -> Table:
 
 
 def cells(line: str) -> list[str]:
-    """The cells of a row; a bar inside a cell is written with a backslash."""
+    """The cells of a row. A bar inside a cell is written with a backslash."""
     bare = ROW_ID.sub("", line)
     return [each.strip().replace(r"\|", "|") for each in re.split(r"(?<!\\)\|", bare)[1:-1]]

@@ -1,4 +1,4 @@
-"""Command lines in the documents: what they name of ours must be there; nothing is started."""
+"""Command lines in the documents: the names of ours in them must exist. Nothing is started."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lines(text: str) -> list[str]:
 
 
 def split(line: str) -> list[str]:
-    """The words of a command; a variable of ours before it must be read somewhere."""
+    """The words of a command. A variable of ours before it must be read somewhere."""
     # shlex would see a comment in the middle of a word
     words = shlex.split(re.sub(r"\s(?:#.*|>>? \S+$)", "", line))
     while "=" in words[0] and not words[0].startswith("-"):
@@ -48,7 +48,7 @@ def check_sqlqueue(words: list[str]) -> None:
 
 
 def check(words: list[str]) -> None:
-    """Check a command, or several with `&&` between: the files, modules and extras it names."""
+    """Check a command, or several joined by `&&`: files, modules and extras in it must exist."""
     if "&&" in words:
         at = words.index("&&")
         check(words[:at])

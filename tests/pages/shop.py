@@ -1,4 +1,4 @@
-"""Where the documents' code is run: a database of its own, in the place of their `shop`."""
+"""The database in which the documents' code is run, in the place of their `shop`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import pytest
 from cli.database import own_database
 from conftest import Database
 
-from sqlq_spark.admin import checks
+from sqlq_spark.admin import doctor
 from sqlq_spark.cli import main
 from sqlq_spark.options import SourceOptions
+from sqlq_spark.receive.batch import INITIAL
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.offset import INITIAL
 from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.rows import NO_SPARK_BATCH
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import psycopg
     from pyspark.sql import SparkSession
 
-    from sqlq_spark.receive.offset import Offset
+    from sqlq_spark.receive.batch import Offset
 
     from .page import Block
 
@@ -81,14 +81,18 @@ class Shop(Database):
     # ------------------------------------------------------------ the text of a page
 
     def run(self, *given: Block, spark: SparkSession | None = None) -> None:
-        """Run blocks in their order, SQL by Spark if it is given; not those that say why not."""
+        """
+        Run blocks in their order, except those with a reason not to.
+
+        Spark runs SQL if it is given.
+        """
         for each in given:
             if each.unrun is None:
                 self.do(each.language, each.text, spark)
                 self.seen += f"{self.printed}{self.rows}"
 
     def ours(self, text: str) -> str:
-        """Put our database, our folders and what a test gives for a word into a text."""
+        """Replace words of a text by our database, our folders, and what a test gives."""
         text = re.sub(PASSWORD, "", text).replace(URL, self.url)
         for word, ours in self.words.items():
             text = text.replace(word, ours)
@@ -112,7 +116,11 @@ class Shop(Database):
             assert language in {"csharp", "mermaid", "json", "text"}, language
 
     def command(self, words: list[str], code: int) -> None:
-        """Run our command, which may get a word by `echo`; only check one that would not end."""
+        """
+        Run our command, which may read a word from `echo`.
+
+        One that would not end is only checked.
+        """
         given = words.index("|") + 1 if words[0] == "echo" else 0
         with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(words[1].encode()))):
             if words[given] == "sqlqueue" and "--watch" not in words:
@@ -121,7 +129,7 @@ class Shop(Database):
                 programs.check(words)
 
     def sqlqueue(self, *words: str, code: int = 0) -> str:
-        """Run the command line in this process; what it printed on both outputs."""
+        """Run the command line in this process. Return what it printed on both outputs."""
         self.capture.readouterr()
         with pytest.raises(SystemExit) as ended:
             main.main(words)
@@ -130,7 +138,7 @@ class Shop(Database):
         return self.printed
 
     def stream(self, **options: str) -> Stream:
-        """Give the driver's and the tasks' side of a stream, as Spark calls them."""
+        """Give a stream, which has the driver and the tasks as Spark calls them."""
         return Stream({"url": self.url, "queue": "Shop.Orders", **options})
 
 
@@ -141,10 +149,10 @@ class Stream:
         self.raw = raw
         self.options = SourceOptions.parse(raw)
         self.offset = offset
-        self.loop = StreamDriver(self.options, time.monotonic, checks.at_start)
+        self.loop = StreamDriver(self.options, time.monotonic, doctor.at_start)
 
     def again(self, **options: str) -> Stream:
-        """Start again on the same checkpoint, as another process does; options may change."""
+        """Start again on the same checkpoint, as another process does. Options may change."""
         self.close()
         return Stream(self.raw | options, self.offset)
 
@@ -157,7 +165,7 @@ class Stream:
         return self.received()
 
     def received(self) -> list[bytes]:
-        """The bodies that the tasks of the open batch hand out."""
+        """The bodies that the tasks of the open batch return."""
         connection = self.loop._session.open()  # noqa: SLF001
         tasks = self.loop.tasks(self.offset)
         tables = (receive(connection, task, spark_batch=NO_SPARK_BATCH) for task in tasks)
@@ -165,7 +173,7 @@ class Stream:
 
     @property
     def id(self) -> str:
-        """The stream's, as `sqlqueue receipts list` shows it."""
+        """The stream's id, as `sqlqueue receipts list` shows it."""
         return str(self.offset.stream)
 
     def close(self) -> None:

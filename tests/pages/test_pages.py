@@ -1,4 +1,4 @@
-"""Every block of code is run, every command is there, every promise has its test."""
+"""Every block of code is run, every command exists, and every promise has its test."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_block_of_code_is_run() -> None:
 
 @pytest.mark.parametrize("page", ALL)
 def test_commands_are_read_by_their_programs(page: str) -> None:
-    """In blocks and between backticks: what they name of ours is there."""
+    """Commands in blocks and between backticks can be parsed, and files of tests exist."""
     for each in blocks(page):
         for line in programs.lines(each.text) if each.language == "sh" else []:
             programs.check(programs.split(line))
@@ -59,7 +59,7 @@ def test_commands_are_read_by_their_programs(page: str) -> None:
 
 
 def test_every_row_of_the_table_of_failures_and_every_fault_has_its_test() -> None:
-    """By the id of the row, and the file and name of the test."""
+    """A row is found by its id, and its test by file and name."""
     assert PROOFS.keys() == {*table("docs/guarantees.md", "promises").ids}
     assert ATTACKS.keys() == {*table("docs/security.md", "authors").ids}
     caught = {test for fault in (*HISTORY, *DRAWN) for test in fault.tests}

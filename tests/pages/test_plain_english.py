@@ -54,7 +54,7 @@ def test_no_page_uses_a_word_to_avoid_or_an_endless_sentence(page: str) -> None:
 
 @pytest.mark.parametrize("place", CLEAN)
 def test_no_source_uses_a_word_to_avoid(place: str) -> None:
-    """In its code, comments, docstrings and texts."""
+    """Code, comments, docstrings and texts are searched."""
     files = [each for each in (ROOT / place).rglob("*.*") if "__pycache__" not in each.parts]
     texts = {each: re.sub(r"\s+", " ", each.read_text(encoding="utf-8")) for each in files}
 

@@ -1,4 +1,4 @@
-"""The pages of operators and DBAs, followed on a real database in the state that they are for."""
+"""The pages for operators and DBAs, followed on a real database in the state that they expect."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ ORDER BY 1, 2
 
 @pytest.fixture
 def stream(shop: Shop) -> Iterator[Stream]:
-    """Give a stream that has received 3 messages; its batch is open, and it is the pages' one."""
+    """Give a stream that has received 3 messages. Its batch is open, and its id is the pages'."""
     shop.fill(ORDERS, 3)
     with closing(shop.stream()) as made:
         made.batch()
@@ -100,7 +100,7 @@ def stream(shop: Shop) -> Iterator[Stream]:
 def test_the_commands_of_a_runbook(
     shop: Shop, stream: Stream, section: str, before: str, said: str
 ) -> None:
-    """Each ends as the page says; one of them says what it found or did."""
+    """Each command ends as the page says, and one of them prints what it found or did."""
     page, group = section.split("/")
     shop.fill(ORDERS, 2)
     shop.sql(before)
@@ -135,7 +135,7 @@ def test_checkpoint_lost(shop: Shop, stream: Stream) -> None:
 
 
 def test_the_rules_of_prometheus_name_gauges_that_stats_writes(shop: Shop) -> None:
-    """They are YAML."""
+    """The rules on the page are YAML."""
     [rules] = blocks("docs/guide/monitoring.md", "rules")
     [group] = yaml.safe_load(rules.text)["groups"]
     written = shop.sqlqueue("stats", "--openmetrics", "-")
@@ -145,7 +145,7 @@ def test_the_rules_of_prometheus_name_gauges_that_stats_writes(shop: Shop) -> No
 
 
 def test_options_of_a_read_hold_from_the_next_batch_on(shop: Shop) -> None:
-    """The open batch keeps its messages, whatever changed: limits, columns, poison, receipts."""
+    """The open batch keeps its messages, whatever limits, columns or modes change."""
     shop.fill(ORDERS, 3)
     stream = shop.stream()
     received = stream.batch()
@@ -168,7 +168,7 @@ def test_options_of_a_read_hold_from_the_next_batch_on(shop: Shop) -> None:
 
 @pytest.fixture
 def team(shop: Shop) -> Iterator[str]:
-    """Give the url of the login of a team: the pages' domain `orders`, under a name of its own."""
+    """Give the url of a team's login. Its domain is the pages' `orders`, under another name."""
     name = f"team_{secrets.token_hex(4)}"
     login, roles = f"spark_{name}", f"{name}_reader, {name}_sender"
     shop.words = {
@@ -192,7 +192,7 @@ def team(shop: Shop) -> Iterator[str]:
 
 
 def test_who_has_rights_and_who_is_in_two_domains_is_listed(shop: Shop, team: str) -> None:
-    """The login of a team is listed for its own state schema, and for others it gets rights on."""
+    """The login of a team is listed for its own state schema, and for others with its rights."""
     rights = blocks("docs/isolation.md", "check")
     login, state = str(urlsplit(team).username), shop.words["sqlqueue_orders"]
     shop.run(*rights)
@@ -204,7 +204,7 @@ def test_who_has_rights_and_who_is_in_two_domains_is_listed(shop: Shop, team: st
 
 
 def test_a_stream_is_stopped_and_continues(shop: Shop, team: str) -> None:
-    """Without its right it fails; without its login it cannot connect; then it has all."""
+    """It fails without its right or its login. With both it receives the rest."""
     shop.fill(ORDERS, 4)
     state = shop.words["sqlqueue_orders"]
     limits = {"stateSchema": state, "maxMessagesPerTrigger": "2", "errorQueue": "error"}
@@ -231,7 +231,7 @@ def test_a_stream_is_stopped_and_continues(shop: Shop, team: str) -> None:
 
 
 def test_one_message_is_shown_and_deleted(shop: Shop) -> None:
-    """In a queue, in a receipt that is returned without it, and in what a dead write staged."""
+    """The message is in a queue, in a receipt, and in what a dead write staged."""
     in_queue, in_receipt = blocks("docs/retention.md", "one")
     from_queue, from_receipt, from_staging, vacuum = blocks("docs/retention.md", "delete")
     shop.fill(ORDERS, 3)
@@ -259,7 +259,7 @@ def test_the_locks_of_statements_are_those_of_their_comments() -> None:
 
 
 def test_whoever_holds_the_key_of_the_page_keeps_an_installer_waiting(shop: Shop) -> None:
-    """It is the key of the schema `sqlqueue`."""
+    """The page has the key for the schema `sqlqueue`."""
     shop.run(*blocks("docs/dba.md", "advisory"))
     with closing(psycopg.connect(shop.url)) as other:
         other.execute("SELECT pg_advisory_xact_lock(%s)", shop.rows[0])
@@ -270,7 +270,7 @@ def test_whoever_holds_the_key_of_the_page_keeps_an_installer_waiting(shop: Shop
 def test_the_rights_on_the_page_are_those_that_the_script_grants(
     shop: Shop, page: str, dialect: str
 ) -> None:
-    """Statement by statement; the page has comments of its own."""
+    """The statements are equal and in the same order. The page has comments of its own."""
     script = shop.sqlqueue(*SCRIPT, "orders", "--dialect", dialect)
     granted, listed = (
         re.findall(r"^GRANT [^;]+_(?:reader|sender)\W;$", text, flags=re.MULTILINE)
@@ -282,7 +282,7 @@ def test_the_rights_on_the_page_are_those_that_the_script_grants(
 
 
 def test_the_page_names_each_state_table(shop: Shop) -> None:
-    """As `install` makes them."""
+    """The names are those of the tables that `install` makes."""
     installed = shop.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'sqlqueue'")
 
     rows = " ".join(table("docs/dba.md", "state-tables").column())

@@ -1,4 +1,4 @@
-"""The site is built without a warning; the notebook and the pipeline run."""
+"""The site is built without a warning, and the notebook and the pipeline run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site in a folder of its own; every warning is an error."""
+    """Build the site in a folder of its own. Every warning is an error."""
     folder = tmp_path_factory.mktemp("site")
     words = [
         *(sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going"),
@@ -35,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_site_has_every_page(site: Path) -> None:
-    """Pages, the notebook with its outputs, and the API; a link to a folder is plain text."""
+    """It has all pages, the notebook's outputs, and the API. A link to a folder is plain text."""
     pages = [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")]
     built = [(site / each.relative_to(ROOT)).with_suffix(".html") for each in pages]
 
@@ -62,7 +62,7 @@ def test_the_notebook_prints_what_it_shows() -> None:
 @pytest.mark.spark
 @pytest.mark.faults
 def test_the_pipeline_of_the_page_loses_and_repeats_nothing(shop: Shop, tmp_path: Path) -> None:
-    """Killed with a batch sent; its files have the blocks of docs/pipelines.md."""
+    """It is killed after a batch was sent. Its files have the blocks of docs/pipelines.md."""
     files = [each.read_text("utf-8") for each in (ROOT / "conf" / "pipelines").rglob("*.py")]
     for shown in blocks("docs/pipelines.md", "example"):
         assert any(shown.text in each for each in files)

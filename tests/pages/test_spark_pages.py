@@ -33,7 +33,11 @@ ORDERS, BILLING, ARCHIVE, WEB = '"Shop.Orders"', '"Shop.Billing"', '"Shop.Archiv
 
 @pytest.fixture(autouse=True)
 def spark_shop(spark: SparkSession, shop: Shop) -> Iterator[SparkSession]:
-    """Make the pages' other queues, and a session with Spark's own catalog; tables are dropped."""
+    """
+    Make the other queues of the pages, and a session with Spark's own catalog.
+
+    Tables are dropped.
+    """
     for each in ("Shop.Billing", "Shop.Archive", "Shop.Web"):
         shop.sqlqueue("create", each)
     shop.names["spark"] = spark
@@ -64,7 +68,7 @@ def subscribe(topic: str, queue: str) -> Callable[[Shop], object]:
 
 
 def same_again(*functions: str) -> Callable[[Shop], object]:
-    """Give a function that hands batches to functions of a page: 0, 0 again, and 1."""
+    """Give a function that calls functions of a page with batches 0, 0 again, and 1."""
 
     def call(shop: Shop) -> None:
         messages = [Message({"number": 1}, message_type="Shop.PlaceOrder")]
@@ -83,13 +87,13 @@ def totals(shop: Shop) -> None:
 
 
 def contracts(shop: Shop) -> None:
-    """Let the page receive the queue that is filled."""
+    """Name the filled queue as the one that the page receives from, and subscribe another."""
     shop.words["Lake"] = "Shop.Orders"
     subscribe("Shop.Contracts.IOrderEvent", "Shop.Web")(shop)
 
 
 def bodies(shop: Shop) -> None:
-    """Hold bodies of newer and older types, bad ones, and a message of another type."""
+    """Send bodies of newer and older types, bad ones, and a message of another type."""
     good = [
         '\ufeff{"OrderId":1,"Total":19.90,"Colour":"red"}',
         '{"OrderId":2,"Note":"x"}',
@@ -116,7 +120,7 @@ def change(shop: Shop, *changes: tuple[int, int, int, str]) -> None:
 
 
 def changed_late(shop: Shop) -> None:
-    """Older messages in a later batch change nothing, also not a row that was deleted."""
+    """Older messages in a later batch change nothing, not even a row that was deleted."""
     change(shop, (1, 1, 4, "late"), (2, 1, 1, "late"), (3, 1, 4, "late"), (4, 1, 1, "new"))
     shop.run(*blocks(f"{GUIDE}upserts.md"))
 
@@ -140,7 +144,7 @@ def keep(shop: Shop, *messages: tuple[str, int, int]) -> None:
 
 
 def billed_late(shop: Shop) -> None:
-    """A bill that comes after its watermark is dropped, and the batch finds it."""
+    """A bill that arrives after its watermark is dropped, and the batch process finds it."""
     keep(shop, ("Billed", 2, 1), ("Placed", 4, 20))
     shop.run(*blocks(f"{GUIDE}stateful.md"))
 
@@ -231,7 +235,7 @@ def test_the_code_of_a_page_runs(
 
 
 def test_each_sql_of_the_page_of_bodies_gives_its_body(spark: SparkSession, shop: Shop) -> None:
-    """JSON word for word, and XML of one element each."""
+    """JSON is equal word for word, and the XML has one element for each field."""
     bodies = table("docs/bodies.md", "json")
     texts = ", ".join(each.strip("`") for each in bodies.column())
 
@@ -268,7 +272,7 @@ def test_the_code_of_the_page_of_failed_messages(spark: SparkSession, shop: Shop
 
 
 def test_a_listener_sends_what_the_table_of_alerts_names(spark: SparkSession, shop: Shop) -> None:
-    """Of the second batch and later ones, when another batch was acknowledged; and its end."""
+    """It reports later batches, when another one was acknowledged, and the end of the query."""
     sent: list[tuple[str, Any]] = []
     shop.run(*blocks("docs/guide/monitoring.md", "listener"))
     shop.names["send"] = lambda name, value, **_: sent.append((name, value))
@@ -316,7 +320,7 @@ ANSWERS += [(1, "5"), (1, "5"), (3, "m-3"), (2, "System.Bad")]
 
 
 def handled(shop: Shop, messages: int, kind: str, endpoint: str, day: int, **more: str) -> None:
-    """Let an endpoint audit messages: 1 s after they were sent it took them, for 2 s."""
+    """Let an endpoint audit messages. It took them 1 s after they were sent, for 2 s."""
     times = {"TimeSent": 0, "ProcessingStarted": 1, "ProcessingEnded": 3}
     texts = {name: f"2026-11-{day} 10:00:0{at}:000000 Z" for name, at in times.items()}
     named = {"EnclosedMessageTypes": kind, "ProcessingEndpoint": endpoint, "Odd": r"a\/b"}

@@ -19,7 +19,7 @@ from sqlq_spark.database.postgresql import url as postgresql_url
 from sqlq_spark.database.sqlserver import url as sqlserver_url
 from sqlq_spark.datasource.write import StreamWriter
 from sqlq_spark.jobs import runner
-from sqlq_spark.jobs.settings import load
+from sqlq_spark.jobs.settings import load_settings, settings_of
 from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.options.connection import SERVICES
 from sqlq_spark.options.fields import option_names
@@ -46,12 +46,12 @@ METRICS = set(
 
 
 def names(cells: list[str]) -> set[str]:
-    """What stands between backticks."""
+    """The names between backticks."""
     return {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
 def options(kind: type) -> set[str]:
-    """What users may set."""
+    """The options that users may set."""
     return {*option_names(kind).values(), "user", "password"} - {"checkpointLocation"}
 
 
@@ -70,7 +70,7 @@ def options(kind: type) -> set[str]:
     ],
 )
 def test_a_table_has_a_row_for_each_name(page: str, table_id: str, known: set[str]) -> None:
-    """And none for another; `known` is what the code has."""
+    """It has no row for another name. `known` is what the code has."""
     values = {"sslmode", "PGSSLMODE", "none", "receiveOnly", ".schema(…)"}
 
     assert names(table(f"docs/{page}.md", table_id).column()) - values == known
@@ -80,7 +80,7 @@ def test_a_table_has_a_row_for_each_name(page: str, table_id: str, known: set[st
 
 
 def test_the_columns_of_a_read_and_of_a_write_have_their_types() -> None:
-    """Those of a read in their order; a wrong type of a write raises with the words of the page."""
+    """A wrong type in a write raises an error with the type that the page names."""
     read_columns = table("docs/columns.md", "read-columns").rows
 
     assert {row[0].strip("`"): row[1] for row in read_columns} == COLUMNS
@@ -90,7 +90,7 @@ def test_the_columns_of_a_read_and_of_a_write_have_their_types() -> None:
 
 
 def test_what_the_pages_name_of_sql_server_and_of_credentials_is_there() -> None:
-    """Parameters of a url, checks of selftest, extras and functions of the services."""
+    """They name parameters of a url, checks of selftest, extras and services."""
     with pytest.raises(errors.BadOption) as refused:
         sqlserver_url.Target.parse("sqlserver://host/shop?nope=1")
     parameters = names(table("docs/sqlserver.md", "url-parameters").column())
@@ -102,7 +102,7 @@ def test_what_the_pages_name_of_sql_server_and_of_credentials_is_there() -> None
 
 
 def test_types_in_a_wrong_order_are_rejected_where_that_is_certain() -> None:
-    """And warned of where only the names say so."""
+    """Where only the names tell, a warning is logged."""
     types = table("docs/bodies.md", "types")
 
     def warned(row: str) -> bool:
@@ -121,34 +121,34 @@ def test_types_in_a_wrong_order_are_rejected_where_that_is_certain() -> None:
 
 
 def test_the_settings_on_the_page_are_read_by_their_job(tmp_path: Path) -> None:
-    """Every name and value; the first line names the job."""
+    """Every name and value can be read. The first line of a block names its job."""
     path = tmp_path / "settings.toml"
     for block in (each for each in blocks("docs/jobs.md") if each.language == "toml"):
         path.write_text(block.text, encoding="utf-8")
         name = block.text.partition("\n")[0].removeprefix("# ")
 
-        settings: Any = load("", JOBS[name].Settings, ["--settings", str(path)])[0]
+        settings: Any = load_settings("", JOBS[name].main.kind, ["--settings", str(path)])[0]
         assert settings.options(), name
 
 
 def test_the_page_of_jobs_has_their_names_and_codes() -> None:
-    """Settings between backticks, exit codes, and who acknowledges."""
+    """It has settings and exit codes. Another page says which jobs acknowledge retries."""
     known = {*JOBS} | set(re.findall(r"\b(\w+):", read("conf/databricks/databricks.yml")))
-    known = known.union(*(each.Settings.__dataclass_fields__ for each in JOBS.values()))
+    known = known | {each.name for job in JOBS.values() for each in settings_of(job.main.kind)}
     acknowledging = table("docs/failed.md", "acknowledging-jobs").rows
     codes = [int(each) for each in table("docs/jobs.md", "exit-codes").column()]
 
     assert set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", read("docs/jobs.md"))) - known == set()
-    assert codes == [runner.GOOD, runner.FOUND, runner.USAGE, runner.FAILED]
+    assert codes == [runner.GOOD, runner.FOUND_PROBLEMS, runner.USAGE, runner.FAILED]
     assert {name.strip("`") for name, answer in acknowledging if answer.startswith("yes")} == {
-        name for name, job in JOBS.items() if hasattr(job.Settings, "acknowledge_retries")
+        name for name, job in JOBS.items() if hasattr(job.main.kind, "acknowledge_retries")
     }
 
 
 def test_the_airflow_task_tries_again_only_where_that_helps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the exit code of its job; the workflow beside it is YAML that runs pytest."""
+    """The exit code of the job decides. The workflow on the same page is YAML that runs pytest."""
     task, workflow, _ = blocks("docs/orchestration.md")
     fail = type("AirflowFailException", (Exception,), {})
     sdk = mock.Mock(dag=lambda **_: lambda _: bool, task=lambda **_: lambda made: made)
@@ -157,7 +157,7 @@ def test_the_airflow_task_tries_again_only_where_that_helps(
     sdk.AirflowFailException = fail
     names: dict[str, Any] = {}
     exec(task.text, names)  # noqa: S102
-    kinds = {runner.FOUND: fail, runner.USAGE: fail, runner.FAILED: RuntimeError}
+    kinds = {runner.FOUND_PROBLEMS: fail, runner.USAGE: fail, runner.FAILED: RuntimeError}
 
     for code, kind in kinds.items():
         names["JOB"] = ["sh", "-c", f"exit {code}"]
@@ -169,7 +169,7 @@ def test_the_airflow_task_tries_again_only_where_that_helps(
 
 
 def test_each_error_has_a_row_with_the_text_that_it_prints() -> None:
-    """After its name, and no row is for an error that is gone."""
+    """The text follows the name of the error. No row is for an error that is gone."""
     rows = dict(re.findall(r"`(\w+)`<br>`([^`]+)`", read(TROUBLES)))
     types = {name: each for name, each in vars(errors).items() if isinstance(each, type)}
     kinds = {name for name, each in types.items() if issubclass(each, errors.SqlQueueError)}

@@ -1,1 +1,1 @@
-"""What the package uses of pyspark, held against the pyspark of Databricks Runtimes."""
+"""What the package uses of pyspark, compared with the pyspark of Databricks Runtimes."""

@@ -35,7 +35,7 @@ def unpacked(version: str, cache: Path) -> Path:
 
 @pytest.mark.parametrize("version", ["17.3", "18.0", "18.3", "19.3"])
 def test_the_runtime_has_what_the_package_uses(version: str, pytestconfig: pytest.Config) -> None:
-    """By name and parameter; `spark_api` looks for what a runtime may lack."""
+    """Names and parameters are compared by mypy. `spark_api` looks for what a runtime may lack."""
     assert pytestconfig.cache is not None
     folder = unpacked(version, pytestconfig.cache.mkdir("databricks-connect"))
     words = ["--follow-imports=silent", "--no-warn-unused-ignores", f"--cache-dir={folder}/mypy"]

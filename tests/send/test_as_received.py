@@ -28,7 +28,7 @@ EXPIRES = pa.timestamp("us", "UTC")
 
 
 def sent(columns: dict[str, Any], **raw: str) -> list[dict[str, Any]]:
-    """The rows of the chunks that a frame makes; its sender stands at NOW."""
+    """The rows of the chunks that a frame becomes. The sender's clock stands at NOW."""
     given = {"url": "postgresql:///", "queue": "q", "asReceived": "true", **raw}
     options = SinkOptions.parse(given)
     batch = pa.record_batch({"body": [b""] * len(next(iter(columns.values()))), **columns})
@@ -37,7 +37,7 @@ def sent(columns: dict[str, Any], **raw: str) -> list[dict[str, Any]]:
 
 
 def test_headers_stay_byte_for_byte() -> None:
-    """Those of every writer, with the white space, escapes and order that they have."""
+    """Headers of every writer keep their white space, escapes and order."""
     texts = [
         case.headers
         for case in cases()
@@ -48,7 +48,7 @@ def test_headers_stay_byte_for_byte() -> None:
 
 
 def test_a_replaced_value_that_is_nested_deeply_is_left_out() -> None:
-    """The parser that finds a name twice ends at a depth that the one of the headers allows."""
+    """The parser that finds a repeated name stops at a depth that the headers may have."""
     nested = "[" * 999 + "]" * 999
 
     (row,) = sent({"headers": [f'{{"a":{nested},"a":"x","{MESSAGE_ID}":"m"}}']})
@@ -57,7 +57,7 @@ def test_a_replaced_value_that_is_nested_deeply_is_left_out() -> None:
 
 
 def test_a_message_without_an_id_gets_its_rows() -> None:
-    """By which it went, before all that it has; nothing else is added."""
+    """The row's id is written before the other headers, and nothing else is added."""
     texts = ["{}", '{"a":"b\\/c"}', "", None, f'{{"{MESSAGE_ID}":null}}']
     columns = {"headers": texts, "id": [*"01234"], "correlationId": ["c"] * 5}
     pairs = pa.array([[("a", "b")]], pa.map_(pa.string(), pa.string()))
@@ -74,7 +74,7 @@ def test_a_message_without_an_id_gets_its_rows() -> None:
 
 
 def test_what_expires_lives_as_long_as_it_had_left() -> None:
-    """To the millisecond, be it longer than a header may say; what has expired stays expired."""
+    """The rest is exact to the millisecond. What has expired stays expired."""
     left = [timedelta(minutes=1, microseconds=1999), timedelta(0), timedelta(-1), timedelta(1000)]
     left.append(datetime(9999, 12, 30, tzinfo=UTC) - NOW)
     expires = pa.array([*(NOW + each for each in left), None], EXPIRES)
@@ -88,7 +88,7 @@ def test_what_expires_lives_as_long_as_it_had_left() -> None:
 
 
 def test_a_life_is_by_the_databases_clock(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However wrong the executor's is: it would let messages live longer, or drop them."""
+    """By an executor's wrong clock messages would live longer, or be dropped."""
     queue = Queue(place, "orders")
     queue.create()
     options = {**queue.options, "asReceived": "true", "delivery": "atLeastOnce"}
@@ -106,7 +106,7 @@ def test_a_life_is_by_the_databases_clock(place: Place, monkeypatch: pytest.Monk
 
 
 def test_what_could_not_be_passed_on_is_refused() -> None:
-    """Poison, an `expires` that is no time, and options that would have no effect."""
+    """Poison, an `expires` that is no time, and options without an effect are refused."""
     with pytest.raises(BadMessage, match="headers is no JSON object"):
         sent({"headers": ["{}", "[]"]})
     types = {"body": "binary", "expires": "string"}

@@ -44,7 +44,7 @@ MAPS = st.lists(st.none() | st.dictionaries(NAMES, st.none() | TEXT, max_size=5)
 def test_headers_are_byte_for_byte_those_of_the_writer(
     given_: list[dict[str, str | None] | None], offset: int
 ) -> None:
-    """The defaults that a row lacks, then its own, as a map or as JSON; of a slice too."""
+    """Defaults that a row lacks come first, and then its own headers, as a map or as JSON."""
     batch = frame(len(given_), headers=maps(*given_)).slice(offset)
     json = pa.array([None if each is None else wire.dumps(each) for each in given_], pa.string())
 
@@ -67,7 +67,7 @@ PAIRS = st.lists(st.tuples(ODD_NAMES, st.none() | st.sampled_from(["", '":', '" 
 def test_a_name_is_written_once_and_type_is_never_first(
     *, rows: list[list[tuple[str, str | None]]], wide: bool, whole: int
 ) -> None:
-    """With its last value; endpoints up to 9.0 fail on either. As a map, as JSON, as received."""
+    """Endpoints up to 9.0 fail on either. The last value of a repeated name is written."""
     rows = [[*pairs, *(whole * [*WHOLE.items()])] for pairs in rows]
     separators = (" , ", " \n: ") if wide else (",", ":")
     texts = [
@@ -94,7 +94,7 @@ def test_a_name_is_written_once_and_type_is_never_first(
 
 
 def test_the_option_queue_overrides_the_column() -> None:
-    """Also a column that a read gives, or with names of no queue; without it the column decides."""
+    """Names in the column are then not even read. Without the option the column decides."""
     names = ["billing", None, '"', '"public"."orders"']
     batch = frame(4, queue=names, seq=pa.array([1, 2, 3, 4]))
 
@@ -137,7 +137,7 @@ REPLIES = [  # as a user writes a reply address, and as an endpoint reads it
 
 @pytest.mark.parametrize(("text", "expected"), REPLIES)
 def test_a_reply_address_is_written_as_endpoints_read_it(text: str, expected: str) -> None:
-    """From the option and from the column; an endpoint would read a bare dot as a schema's end."""
+    """An endpoint would read a bare dot, of the option or the column, as a schema's end."""
     by_option = headers(sender(replyToAddress=text).messages(frame(), 0))
     by_column = headers(sender().messages(frame(3, replyToAddress=[text, None, text]), 0))
 
@@ -150,7 +150,7 @@ def test_a_reply_address_is_written_as_endpoints_read_it(text: str, expected: st
     [("[Spark.In]@[sales]", "Spark.In@[sales]"), ('[a"b]@[sales]', 'a"b@[sales]')],
 )
 def test_a_reply_address_of_sql_server_may_have_brackets(text: str, expected: str) -> None:
-    """Also with a double quote in the name, which is a character like others there."""
+    """A double quote in the name is a character like any other there."""
     raw = {"url": "sqlserver://host/shop", "queue": "q", "replyToAddress": text}
     found = headers(Sender(options=SinkOptions.parse(raw), partition=0).messages(frame(), 0))
 
@@ -158,7 +158,7 @@ def test_a_reply_address_of_sql_server_may_have_brackets(text: str, expected: st
 
 
 def test_a_seed_gives_a_retried_task_the_same_messages() -> None:
-    """Ids included; another task's are others, and without a seed they are new."""
+    """The ids are the same too. Another seed gives other ids, and no seed gives new ones."""
     batches = [frame(3), frame(2)]
     first = pa.concat_tables(sender().chunks(batches))
 
@@ -172,7 +172,7 @@ def test_a_seed_gives_a_retried_task_the_same_messages() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 400), max_size=8), max_size=6), st.integers(300, 5000))
 def test_chunks_together_are_the_rows_and_none_is_empty(sizes: list[list[int]], most: int) -> None:
-    """In order, and above the size only where one row is."""
+    """Rows keep their order. A chunk is above the size only if it is one row."""
     batches = [
         pa.RecordBatch.from_pydict({"body": pa.array([b"x" * each for each in part], pa.binary())})
         for part in sizes
@@ -206,7 +206,7 @@ MACHINE, HOST = BY[wire.ORIGINATING_MACHINE], BY[wire.HOST_ID]
 def test_headers_of_the_row_win_and_of_two_senders_none_is_made(
     own: Mapping[str, str], raw: dict[str, str], expected: tuple[str | None, ...]
 ) -> None:
-    """A message that is passed on keeps what it has; the option is a default of it too."""
+    """A message that is passed on keeps its headers. The option is only a default."""
     made = replace(sender(**raw), sent_by=name_sender(raw.get("originatingEndpoint", "Lake")))
 
     (each,) = headers(made.messages(frame(1, headers=maps(own)), 0))
@@ -227,7 +227,7 @@ AT = datetime(2026, 7, 1, 9, 8, 7, 654321, UTC)
     ids=["text", "bigint", "interval"],
 )
 def test_a_delay_is_milliseconds_and_a_header(column: pa.Array) -> None:
-    """DeliverAt is the time sent and the delay; a row without a delay has neither."""
+    """DeliverAt is the time sent and the delay. A row without a delay has neither."""
     found = sender().messages(frame(4, delay=column), 0)
 
     assert found["delay"].to_pylist() == [1_800_000, None, 129_600_000, 1500]
@@ -240,7 +240,7 @@ def test_a_delay_is_milliseconds_and_a_header(column: pa.Array) -> None:
 
 
 def test_a_moment_is_utc_and_overrides_what_headers_say_of_delays() -> None:
-    """Also in the past; a row's own DeliverAt stays where it is not delayed."""
+    """A moment in the past counts too. A row that is not delayed keeps its own DeliverAt."""
     own = {wire.DELIVER_AT: "then", wire.FORWARD_DESTINATION: "there", "a": "b"}
     past = datetime(1900, 1, 1, tzinfo=UTC)
     for column in (maps(own, own, {}), pa.array([wire.dumps(each) for each in (own, own, {})])):
@@ -259,7 +259,7 @@ def test_a_moment_is_utc_and_overrides_what_headers_say_of_delays() -> None:
 
 
 def test_a_stored_message_has_one_destination() -> None:
-    """Also where it was delivered with its former one, however that is spelt; all else stays."""
+    """A former destination is replaced, however its name is escaped. All else stays."""
     own = '"NServiceBus.MessageId":"m"'
     texts = [
         f"{{{own}}}",
@@ -289,13 +289,13 @@ def test_a_stored_message_has_one_destination() -> None:
 
 
 def published(topics: list[Any], raw: dict[str, Any], **columns: Any) -> pa.Table:
-    """Messages of rows with lists of topics."""
+    """The messages of rows with lists of topics."""
     batch = frame(len(topics), topics=pa.array(topics, TOPICS), **columns)
     return sender(**({"queue": None} | raw)).messages(batch, 0)
 
 
 def test_a_row_with_topics_says_publish_and_lists_them() -> None:
-    """Full names or assembly-qualified; headers of the row or of the option win."""
+    """Names are full or assembly-qualified. Headers of the row and messageType win."""
     topics = ["Shop.Placed, Shop", "Shop.IEvent"]
     own = {wire.MESSAGE_INTENT: "Send", wire.ENCLOSED_MESSAGE_TYPES: "Own, Shop"}
 
@@ -309,7 +309,7 @@ def test_a_row_with_topics_says_publish_and_lists_them() -> None:
 
 
 def test_the_option_stands_for_rows_that_have_neither_topics_nor_a_queue() -> None:
-    """Their own topics win, their own queue too; an empty list is none."""
+    """A row's own topics or queue win. An empty list of topics counts as none."""
     raw = {"topics": "Shop.Placed,A`1[[B, C]]"}
     queue = pa.array([None, None, None, "orders"])
 
@@ -333,7 +333,7 @@ def test_the_option_stands_for_rows_that_have_neither_topics_nor_a_queue() -> No
 def test_legacy_columns_are_filled_where_queues_have_them(
     url: str, given: str, columns: set[str]
 ) -> None:
-    """With what a varchar of any code page holds: other texts would become question marks."""
+    """They get what a varchar of any code page holds. Others would become question marks."""
     rows = frame(3, correlationId=pa.array(["a", "Łódź", None]), id=pa.array(["1", "2", "ü"]))
 
     found = sender(url=url, legacyColumns=given).messages(rows, 0)

@@ -1,4 +1,4 @@
-"""Rows, frames and options that cannot be sent; and the pace of a sink that protects endpoints."""
+"""Rows, frames and options that cannot be sent, and the rate limit of a sink."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pyspark.sql.types import StructType
 from sqlq_spark.datasource.write import BatchWriter
 from sqlq_spark.errors import BadFrame, BadMessage, BadOption
 from sqlq_spark.options import SinkOptions
+from sqlq_spark.send.chunk import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.frame import COLUMNS, check_frame
-from sqlq_spark.send.sender import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.throttle import (
-    Names,
+    DestinationNames,
     names_of_chunk,
     names_of_options,
     record_names,
@@ -82,7 +82,7 @@ def check_refused(batch: pa.RecordBatch, reason: str, **raw: Any) -> None:
 def test_a_bad_row_is_refused_by_its_number(
     given: dict[str, Any], raw: dict[str, Any], reason: str
 ) -> None:
-    """Also one that does not fit the options, and where the batch is a slice of a larger one."""
+    """So is one that does not fit the options. The number is right in a slice too."""
     batch = frame(2, **given)
 
     check_refused(batch, reason, **raw)
@@ -123,7 +123,7 @@ TYPED: dict[str, Any] = {"messageType": "Shop.Placed"}
 def test_a_typed_message_without_a_body_is_refused(
     own: dict[str, str], raw: dict[str, Any], *, refused: bool
 ) -> None:
-    """No endpoint would run a handler for it. The first row has a body, the second none."""
+    """No endpoint would run a handler for it. The first row has a body, and the second none."""
     for column in (maps(own, own), pa.array([dumps(own)] * 2)):
         batch = frame(2, body=pa.array([b"x", b""], pa.binary()), headers=column)
         if refused:
@@ -139,7 +139,7 @@ def unchecked(*texts: bytes | None) -> pa.Array:
 
 
 def unchecked_map(name: bytes, value: bytes | None) -> pa.Array:
-    """Make a map for each of two rows; only that of the second has a name or value like these."""
+    """Make a map for each of two rows. Only the second has a name or value like these."""
     names = unchecked(b"tenant", b"region", name)
     return pa.MapArray.from_arrays([0, 1, 3], names, unchecked(b"blue", None, value))
 
@@ -169,7 +169,7 @@ FAULTS = {
 def test_a_text_that_is_not_utf_8_is_refused_by_its_row_and_column(
     column: str, text: bytes
 ) -> None:
-    """In every column of texts, also in the second half of a larger batch."""
+    """Every column of texts is tried, also in a slice of a larger batch."""
     name = column.split(maxsplit=1)[0]
     batch = frame(2, **{name: TEXT_COLUMNS[column](text)})
     reason = FAULTS.get(column, f"{column} is not UTF-8")
@@ -191,7 +191,7 @@ def test_every_column_of_texts_is_tried() -> None:
 def test_with_undeliverable_a_text_that_is_not_utf_8_costs_its_row(
     column: str, text: bytes
 ) -> None:
-    """The chunk says why; the row has its body and what of its headers can be read."""
+    """The chunk says why. The row keeps its body and the headers that can be read."""
     name = column.split(maxsplit=1)[0]
     batch = frame(2, **{name: TEXT_COLUMNS[column](text)})
     queue = None if name in {"queue", "topics"} else "orders"
@@ -242,7 +242,7 @@ def test_a_frame_is_refused_with_what_fits(types: dict[str, str], reason: str) -
 
 
 def test_a_frame_without_one_destination_is_refused() -> None:
-    """Neither the option nor a column, a read that would be published, retries with an option."""
+    """There is neither option nor column, a read would be published, or retries have the option."""
     check_frame({"body": "binary"}, queue=False, topics=True)
     with pytest.raises(BadFrame, match="give the option queue, or a column queue"):
         check_frame({"body": "binary"}, queue=False)
@@ -264,7 +264,7 @@ NAMED: tuple[str, None] = ("queue", None)  # by the options
 
 @pytest.mark.parametrize(("seconds", "left"), [(0, 100), (30, 70), (101, 0), (-86400, 100)])
 def test_a_batch_pays_for_the_one_before_it(seconds: float, left: float) -> None:
-    """By the rate, less what has passed, also by a clock that was set back."""
+    """The wait follows the rate, less the time passed. A clock may be set back."""
     assert seconds_left(1000, seconds, 10) == left
 
 
@@ -274,7 +274,7 @@ def sink(**raw: str) -> SinkOptions:
 
 
 def test_what_the_rows_of_a_chunk_name() -> None:
-    """Queues of rows that are sent, topics of rows that are published; no row that is delayed."""
+    """Sent rows name queues, and published rows name topics. Delayed rows name nothing."""
     rows: list[dict[str, object]] = [
         {"queue": None},
         {"queue": "a"},
@@ -288,7 +288,7 @@ def test_what_the_rows_of_a_chunk_name() -> None:
     topics = {("topic", "T"), ("topic", "I")}
     assert names_of_chunk(chunk) == {NAMED, ("queue", "a"), *topics}
     assert names_of_chunk(chunk.slice(1, 1).select(CHUNK_ROW.names)) == {("queue", "a")}
-    recorded: Names = set()
+    recorded: DestinationNames = set()
     assert list(record_names([chunk.slice(0, 1), chunk.slice(2)], recorded)) != []
     assert recorded == {NAMED, *topics}
     assert names_of_options(sink(queue="q")) == {NAMED}
@@ -297,7 +297,7 @@ def test_what_the_rows_of_a_chunk_name() -> None:
 
 
 def test_a_rate_where_nothing_could_wait_is_refused() -> None:
-    """Tasks that insert directly share no count; a nameless write is one transaction."""
+    """Tasks that insert directly share no count, and a nameless write is one transaction."""
     with pytest.raises(BadOption, match="exactlyOnce with maxMessagesPerSecond, or pauseAbove"):
         sink(delivery="atLeastOnce", maxMessagesPerSecond="5")
     BatchWriter(sink(queue="q", txnAppId="a", txnVersion="1", maxMessagesPerSecond="5"), BODY)

@@ -49,7 +49,7 @@ AROUND: dict[str, Callable[[DataType], DataType]] = {
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("column", AROUND)
 def test_a_text_is_accepted_however_it_is_declared(column: str, text: str) -> None:
-    """In every column of a write that may be a text, or hold texts."""
+    """Every column of a write that may be a text, or hold texts, is tried."""
     schema = StructType().add(column.split(maxsplit=1)[0], AROUND[column](TEXTS[text]))
 
     check_frame({"body": "binary", **column_types(schema)}, queue=True)
@@ -57,7 +57,7 @@ def test_a_text_is_accepted_however_it_is_declared(column: str, text: str) -> No
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_read_gives_texts_as_they_are_asked_for(text: str) -> None:
-    """The values are those of a string."""
+    """Their values are the same as those of a plain string."""
     kinds = {"string": TEXTS[text], "map<string,string>": MapType(StringType(), TEXTS[text])}
     schema, plain = StructType(), StructType()
     for name, kind in READ.items():
@@ -104,7 +104,7 @@ def declare(text: DataType, *, kept: bool) -> StructType:
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_the_blanks_that_spark_adds_to_char_are_not_sent(*, kept: bool) -> None:
-    """Those of VARCHAR and of a string belong to the value, also beside CHAR in one map."""
+    """Blanks in VARCHAR and STRING belong to the value, also beside CHAR in one map."""
     options = SinkOptions.parse({"url": URL})
     writer = BatchWriter(options, declare(CharType(10), kept=kept))
     batch = frame(2, **PADDED)
@@ -130,7 +130,7 @@ def test_the_blanks_that_spark_adds_to_char_are_not_sent(*, kept: bool) -> None:
 
 
 def test_only_char_is_padded() -> None:
-    """By its declaration, in a type or in metadata."""
+    """The type declares CHAR, or the field's metadata does."""
     char = {(name, "") for name in PADDED if name != "headers"} | {VALUE}
 
     assert padded_texts(declare(CharType(10), kept=True)) == char

@@ -82,7 +82,7 @@ def session(job: dict[str, Any]) -> SparkSession:
 
 
 def into_delta(spark: SparkSession, given: dict[str, Any]) -> Callable[[DataFrame, int], None]:
-    """Give what writes a batch into a table, by its number, and into a page's, by its `upsert`."""
+    """Give what writes a batch into a table, by its number, and into a page's table by `upsert`."""
     names: dict[str, Any] = {"spark": spark}
     exec(given["code"], names)  # noqa: S102 - ours
 

@@ -1,4 +1,4 @@
-"""A queue of a test: an endpoint fills and counts it, Spark reads and writes it."""
+"""A test's queue: an endpoint fills and counts it, and Spark reads and writes it."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Queue:
 
     @property
     def name(self) -> str:
-        """The address as options have it; on PostgreSQL it is what SQL needs too."""
+        """The address in options. On PostgreSQL it is the name in SQL too."""
         return names_of(self.place.url).print_address(self.address)
 
     @property
     def whole_name(self) -> str:
-        """The address as reads, messages and errors have it: on SQL Server with its database."""
+        """The address in reads, messages and errors. On SQL Server it has the database."""
         found: list[str] = []
         self.connected(lambda connection: found.append(connection.canonical(self.address)))
         return found[0]
@@ -84,7 +84,7 @@ class Queue:
         return self.database_options | {"queue": self.name}
 
     def connected(self, work: Callable[[database.Connection], object]) -> None:
-        """Do something with a connection of the package."""
+        """Call a function with a connection of the package."""
         url, state = self.place.url, self.place.state
         dialect = database.dialect_of(url)
         connection = dialect.connect(url, application="test", timeout=TIMEOUT, state=state)
@@ -112,7 +112,7 @@ class Queue:
     def put(
         self, headers: str, body: bytes | None = b"{}", expires: datetime | None = None
     ) -> None:
-        """Insert one row as it is given; `expires` in UTC."""
+        """Insert one row as it is given. `expires` is in UTC."""
         row = self.dotnet.send(self.address, headers, body)
         if expires is not None:
             self.dba.set_expires(self.address, row, expires)
@@ -137,17 +137,17 @@ class Queue:
 
 @dataclass(frozen=True)
 class SparkQueue(Queue):
-    """A queue that a session of Spark reads and writes; `folder` is the test's own."""
+    """A queue that a Spark session reads and writes. `folder` is the test's own."""
 
     spark: SparkSession
     folder: Path
 
     def reader(self, **options: object) -> DataFrameReader:
-        """Browse."""
+        """Give a reader of a browse."""
         return self.spark.read.format("sqlqueue").options(**self.options | texts(options))
 
     def stream(self, **options: object) -> DataStreamReader:
-        """Receive."""
+        """Give a reader of a stream."""
         return self.spark.readStream.format("sqlqueue").options(**self.options | texts(options))
 
     def send(self, frame: DataFrame, **options: object) -> None:
@@ -161,7 +161,7 @@ class SparkQueue(Queue):
 
     @property
     def checkpoint(self) -> Path:
-        """Of the streams of `finish`."""
+        """The checkpoint of the streams of `finish`."""
         return self.folder / "checkpoint"
 
     def finish(self, writer: DataStreamWriter) -> StreamingQuery:
@@ -189,7 +189,7 @@ def texts(options: dict[str, object]) -> dict[str, str]:
 
 
 def finish(writer: DataStreamWriter, checkpoint: Path) -> StreamingQuery:
-    """Run a stream until it has received what waits now; raises what it raised."""
+    """Run a stream until it has received what waits now. Raise what it raised."""
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     try:
         assert query.awaitTermination(int(TIMEOUT) * 4)

@@ -114,7 +114,7 @@ RETRIED: Headers = {
 
 
 def sessions(spark: SparkSession) -> Iterator[SparkSession]:
-    """Give one with Spark's own settings, and one in another time zone and without ANSI mode."""
+    """Give a session with Spark's own settings, and one in another time zone without ANSI mode."""
     for ansi, zone in (("true", "UTC"), ("false", "America/New_York")):
         session = spark.newSession()
         session.conf.set("spark.sql.ansi.enabled", ansi)
@@ -125,7 +125,7 @@ def sessions(spark: SparkSession) -> Iterator[SparkSession]:
 def messages(
     spark: SparkSession, headers: Sequence[Headers | None], *, as_json: bool = False
 ) -> DataFrame:
-    """Rows as a read gives them; `None` is poison, and `{}` has no body."""
+    """Rows as a read gives them. `None` is poison, and `{}` has no body."""
     rows = []
     for each in headers:
         text = "{" if each is None else json.dumps(each)
@@ -160,7 +160,7 @@ def made(
     headers: Sequence[Headers | None],
     columns: Callable[..., Sequence[Column]],
 ) -> list[dict[str, Any]]:
-    """What a function makes: the same of a map and of text, in any time zone, ANSI or not."""
+    """What a function makes. It is the same from a map and from text, in all sessions."""
     of_map, of_text = (
         [*map(plain, messages(each, headers, as_json=text).select(*columns(json=text)).collect())]
         for each, text in zip(sessions(spark), (False, True), strict=True)
@@ -189,9 +189,10 @@ def test_a_header_of_any_name_is_found(spark: SparkSession) -> None:
 
 
 def test_spark_reads_the_headers_that_are_no_poison(spark: SparkSession) -> None:
-    """As long and as deep as they may be, or a failed message could not be sent on; never a part.
+    """
+    Spark reads headers as long and as deep as the package does. Of equal names the last one counts.
 
-    Of equal names the last counts.
+    Otherwise a failed message could not be sent on. Spark never reads a part of the headers.
     """
     texts = {
         ' {"b":null,"a":"\\u00fc\\ud83d\\ude80\\/"} ': "ü🚀/",
@@ -220,7 +221,7 @@ def test_spark_reads_the_headers_that_are_no_poison(spark: SparkSession) -> None
 
 
 def test_full_names_of_types(spark: SparkSession) -> None:
-    """Assembly-qualified or bare, generic or nested; other text has none, of any length."""
+    """They may be assembly-qualified or bare, generic or nested. Other text gives no name."""
     cases: dict[str | None, list[str]] = {
         f"Shop.Placed, Shop, {VERSION};Shop.IEvent, Shop": ["Shop.Placed", "Shop.IEvent"],
         "  Shop.Placed , Shop ; Shop.IEvent;": ["Shop.Placed", "Shop.IEvent"],
@@ -250,7 +251,11 @@ def test_full_names_of_types(spark: SparkSession) -> None:
 
 
 def test_times_of_the_wire(spark: SparkSession) -> None:
-    """As Python reads them, or null, in every time zone; what is written is read back the same."""
+    """
+    Spark reads a time as Python does, or gives null, in every time zone.
+
+    A time that is written is read back the same.
+    """
     chance = random.Random(7)
     good = [WHEN, "2026-03-08 02:30:00:000001 Z", "2024-02-29 00:00:00:999999 Z"]
     good += ["0001-01-01 00:00:00:000000 Z", "9999-12-31 23:59:59:999999 Z"]
@@ -282,7 +287,11 @@ def test_times_of_the_wire(spark: SparkSession) -> None:
 
 
 def test_the_columns_of_audited_and_failed_messages(spark: SparkSession) -> None:
-    """Seconds from start to end, and from the time it was sent or, if delayed, due."""
+    """
+    Processing time is from start to end.
+
+    Critical time begins when the message was sent or, if it was delayed, due.
+    """
     audited = REQUEST | {
         "NServiceBus.ProcessingStarted": "2026-06-30 17:05:10:000001 Z",
         "NServiceBus.ProcessingEnded": "2026-06-30 17:05:10:250002 Z",
@@ -320,7 +329,7 @@ def test_the_columns_of_audited_and_failed_messages(spark: SparkSession) -> None
 
 
 def typed(make: Callable[..., list[Column]], *to: str) -> Callable[..., list[Column]]:
-    """A function with all that may be said of a message."""
+    """A function with all arguments of a message."""
     return lambda *, json: make(
         F.lit("<done/>"),
         *to,
@@ -393,12 +402,12 @@ def retries(count: str | None, time: str = WHEN) -> Headers:
 def test_a_function_makes_the_message_that_an_endpoint_would(
     spark: SparkSession, columns: Any, received: Headers | None, headers: Headers, more: Any
 ) -> None:
-    """By the wire's rules; a count of retries that cannot be read fails the message."""
+    """Headers follow the wire's rules. An unreadable count of retries fails the message."""
     assert made(spark, [received], columns) == [{"body": b"{}", "headers": headers} | more]
 
 
 def test_a_failed_message_has_the_headers_of_a_real_one(spark: SparkSession) -> None:
-    """The same values, except the time, the machine, and Data of .NET; and they are read back."""
+    """Only the time, the machine and Data of .NET differ. `failure` reads the headers back."""
     whole: Headers = next(
         case.read for case in golden() if case.read and "NServiceBus.FailedQ" in case.read
     )
@@ -419,7 +428,7 @@ def test_a_failed_message_has_the_headers_of_a_real_one(spark: SparkSession) -> 
 
 
 def test_the_endpoint_of_a_failure_is_named_as_its_queue(spark: SparkSession) -> None:
-    """The table of the canonical address of either database; FailedQ is the address."""
+    """It is the table of the canonical address of either database. FailedQ is the address."""
     names = {
         QUEUE: "Shop.Server",
         '"a"".""b"."say ""hi"""': 'say "hi"',
@@ -437,7 +446,7 @@ def test_the_endpoint_of_a_failure_is_named_as_its_queue(spark: SparkSession) ->
 
 
 def test_a_name_that_is_there_twice_fails_one_message_only(spark: SparkSession) -> None:
-    """Whoever sends a message can write a name twice."""
+    """Any sender can write a name twice, and Spark's functions could fail on it."""
     texts = ['{"a":"1","a":"2","NServiceBus.FailedQ":"x","NServiceBus.FailedQ":"y"}', " {} ", ""]
     rows = [(ROW, text, b"", 7, QUEUE) for text in texts]
     frame = spark.createDataFrame(rows, SHAPE.format("string")).coalesce(1)
@@ -496,7 +505,7 @@ def test_what_cannot_be_meant_is_refused_at_once(spark: SparkSession) -> None:
 
 
 def test_values_may_stand_in_each_row(spark: SparkSession) -> None:
-    """The type of an event, a delay; the received message may be an alias, as after a join."""
+    """They are an event's type and a delay. The received message may be an alias of a join."""
     frame = messages(spark, [REQUEST])
     joined = frame.alias("m").join(spark.createDataFrame([("x", "y")], "id string, body string"))
     kind = F.col("headers")["NServiceBus.EnclosedMessageTypes"]

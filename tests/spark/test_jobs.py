@@ -34,11 +34,11 @@ def receiving(queue: SparkQueue, **more: Any) -> tuple[Any, Any]:
     """The module queue_to_delta, and its settings."""
     made = module("queue_to_delta")
     given = settings("queue_to_delta", queue, queue.folder, **{"error_queue": None} | more)
-    return made, made.Settings(**given)
+    return made, made.main.kind(**given)
 
 
 def guid(number: int) -> str:
-    """By which ServiceControl knows a message that it returned."""
+    """The id by which ServiceControl knows a message that it returned."""
     return f"00000000-0000-0000-0000-{number:012}"
 
 
@@ -102,7 +102,7 @@ BAD: list[tuple[bytes | None, str]] = [
 
 
 def test_bodies_become_columns_or_go_to_the_error_queue(queue: SparkQueue) -> None:
-    """Each with the reason, its headers and id; a retry that fails again is not acknowledged."""
+    """Bad ones have reason, headers and id. A retry that fails again is not acknowledged."""
     error, control = queue.another("error"), queue.another("ServiceControl")
     made, given = receiving(queue, schema=DDL, error_queue=error.name)
     for at, (body, _) in enumerate([*GOOD, *BAD]):
@@ -131,10 +131,10 @@ def test_a_run_that_ends_between_two_tables_is_finished_by_the_next(
     queue: SparkQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    Tables that have their share of the batch do not get it again, nor does the error queue.
+    Tables and the error queue that have their share of the batch do not get it again.
 
-    A type with a schema always has a table, the others' are the most frequent ones. A field whose
-    name the table has already gets another.
+    A type with a schema always has a table. Of the others the most frequent ones have tables. A
+    field whose name the table has already gets another.
     """
     error, odd, placed = queue.another("error"), "../../Shop`Free", "number INT,\n  Id STRING"
     made, given = receiving(
@@ -159,7 +159,7 @@ def test_a_run_that_ends_between_two_tables_is_finished_by_the_next(
     for place, name in (
         (table_writer, "append_delta"),
         (made.bodies, "reason"),
-        (table_writer, "acknowledge"),
+        (table_writer, "report_retries"),
     ):
         done = getattr(place, name)
 
@@ -200,7 +200,7 @@ def test_a_run_that_ends_between_two_tables_is_finished_by_the_next(
 def test_a_schema_that_cannot_be_used_is_refused_at_the_start(
     queue: SparkQueue, given: dict[str, Any], expected: str
 ) -> None:
-    """Before the stream: nothing is received."""
+    """The job fails before its stream starts, and receives nothing."""
     queue.fill(0, 1)
     made, given = receiving(queue, error_queue=queue.another("error").name, **given)
 
@@ -215,7 +215,7 @@ def test_a_schema_that_cannot_be_used_is_refused_at_the_start(
 
 
 def test_a_share_is_written_once_into_a_table_of_a_catalog(queue: SparkQueue) -> None:
-    """Also by the write that creates it."""
+    """The write that creates the table counts as the first one."""
     for _ in range(2):
         table_writer.append_delta(queue.spark.range(3), "default.split_paid", "a query", 0)
 
@@ -224,7 +224,7 @@ def test_a_share_is_written_once_into_a_table_of_a_catalog(queue: SparkQueue) ->
 
 
 def test_rows_become_json(queue: SparkQueue) -> None:
-    """If the settings name no column; only rows that `where` allows, and only new ones."""
+    """They do so if the settings name no column. Only new rows that `where` allows are sent."""
     given = settings("delta_to_queue", queue, queue.folder, where="id % 2 = 0")
 
     for first in (0, 4):
@@ -238,17 +238,17 @@ def test_rows_become_json(queue: SparkQueue) -> None:
 
 
 def test_old_rows_are_deleted(spark: SparkSession, tmp_path: Path) -> None:
-    """A row of an endpoint whose clock is behind is kept as long after its arrival as any other."""
+    """A row's age counts from its arrival, so an endpoint whose clock is behind loses nothing."""
     table = str(tmp_path / "table")
     ages = spark.createDataFrame([(40, 40), (0, 0), (30, 30), (9000, 0)], "ended int, arrived int")
     now = "current_timestamp() - make_dt_interval"
     frame = ages.selectExpr("*", f"{now}(arrived) AS received", f"to_date({now}(ended)) AS date")
     given: dict[str, Any] = {"url": "postgresql:///", "table": table, "checkpoint": "c"}
-    settings = audit_to_delta.Settings(**given, retention_days=30)
+    settings = audit_to_delta.AuditSettings(**given, retention_days=30)
 
     before = audit_to_delta.delete_old(spark, settings)
     frame.coalesce(1).write.format("delta").partitionBy("date").save(table)
-    without = audit_to_delta.delete_old(spark, audit_to_delta.Settings(**given))
+    without = audit_to_delta.delete_old(spark, audit_to_delta.AuditSettings(**given))
     after = audit_to_delta.delete_old(spark, settings)
 
     assert [before, without, after] == [{}, {}, {"deletedMessages": 1}]
@@ -259,7 +259,7 @@ def test_old_rows_are_deleted(spark: SparkSession, tmp_path: Path) -> None:
 def test_a_stream_that_runs_on_deletes_after_each_batch_and_ends_by_sigterm(
     queue: SparkQueue,
 ) -> None:
-    """After its batch; its totals are those of all batches."""
+    """The stream ends after its batch, and its totals are those of all batches."""
     table, commits = queue.folder / "table", queue.checkpoint / "commits"
     more = {"trigger": "100 milliseconds", "retention_days": 1e-6}
     given = settings("audit_to_delta", queue, queue.folder, most=1, **more)
@@ -268,7 +268,7 @@ def test_a_stream_that_runs_on_deletes_after_each_batch_and_ends_by_sigterm(
     queue.put("{}")
 
     with sigterm_when((commits / "2").exists):
-        totals = audit_to_delta.run(queue.spark, audit_to_delta.Settings(**given))
+        totals = audit_to_delta.run(queue.spark, audit_to_delta.AuditSettings(**given))
 
     assert totals == {"messages": 3, "batches": 3, "deletedMessages": 2}
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -279,7 +279,7 @@ def test_a_stream_that_runs_on_deletes_after_each_batch_and_ends_by_sigterm(
 
 
 def test_a_dry_run_finds_mistakes(queue: SparkQueue) -> None:
-    """And changes nothing."""
+    """It prints the columns or the error, and changes nothing."""
     send, receive = "delta_to_queue", "queue_to_delta"
     ddl, absent = {"schema": "number INT, Body INT"}, {"error_queue": "Shop.None"}
     queue.another("error")
@@ -309,19 +309,19 @@ def test_an_open_batch_is_not_sent_to_another_dispatch_log(queue: SparkQueue) ->
     second = replace(first, state_schema=f"{queue.place.state}_2")
     replace(queue, place=replace(queue.place, state=second.state_schema)).install()
 
-    streams.bind(queue.spark, place, first)
+    streams.bind_checkpoint(queue.spark, place, first)
     for log, batch in (("offsets", 10), ("commits", 9)):
         (queue.checkpoint / log).mkdir()
         (queue.checkpoint / log / f"{batch}").write_text("v1\n", encoding="utf-8")
     same = replace(first, url=first.url.replace("127.0.0.1", "localhost"))
-    streams.bind(queue.spark, place, same)
+    streams.bind_checkpoint(queue.spark, place, same)
     with pytest.raises(BadSettings, match=rf"batch 10 is open.*Schema {first.state_schema}\."):
-        streams.bind(queue.spark, place, second)
-    streams.bind(queue.spark, place, replace(second, delivery="atLeastOnce"))
+        streams.bind_checkpoint(queue.spark, place, second)
+    streams.bind_checkpoint(queue.spark, place, replace(second, delivery="atLeastOnce"))
     (queue.checkpoint / "commits" / "10").write_text("v1\n", encoding="utf-8")
-    streams.bind(queue.spark, place, second)
+    streams.bind_checkpoint(queue.spark, place, second)
 
-    noted = checkpoints.text(queue.spark, f"{place}/sqlqueue_target")
+    noted = checkpoints.read_text(queue.spark, f"{place}/sqlqueue_target")
     assert noted.endswith(f", stateSchema {second.state_schema}")
 
 
@@ -329,9 +329,10 @@ def test_a_stream_of_one_batch_is_started_until_nothing_is_left(
     queue: SparkQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    As on Spark 4.1; each message once, and purgeOnStartup purges before the first run only.
+    Spark 4.1 needs several runs. Each message comes once.
 
-    What comes after the first run waits, or a queue that is filled without end would keep the job.
+    Only the first run purges, as purgeOnStartup asks. What comes after it waits, or a queue
+    that is filled without end would keep the job.
     """
     made, given = receiving(queue, form="json", most=100)
     given = replace(given, source=given.source | {"purgeOnStartup": "true"})
@@ -360,7 +361,7 @@ def test_a_stream_of_one_batch_is_started_until_nothing_is_left(
 
 
 def test_a_job_receives_with_the_clusters_tasks(queue: SparkQueue) -> None:
-    """Unless the settings have a number; replies to one instance need one task."""
+    """A number in the settings wins. Replies to one instance need one task."""
     read = {"url": queue.place.url, "queue": queue.name}
     own = {**read, "maxConcurrency": "7"}
 
@@ -375,7 +376,8 @@ def test_a_job_receives_with_the_clusters_tasks(queue: SparkQueue) -> None:
 def test_retries_are_acknowledged_after_the_write(
     queue: SparkQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each to the queue in its header; one that cannot be sent is logged, and fails nothing.
+    """
+    Each answer goes to the queue in the header. A failed answer is logged, and fails nothing.
 
     An author's id, which is no GUID of ServiceControl, is not answered.
     """

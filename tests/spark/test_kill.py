@@ -1,8 +1,8 @@
 """
 A kill around a sink's commit: every message is delivered once.
 
-Kills at any moment are tests/faults. The driver, its JVM and its workers get SIGKILL at once.
-The session of the tests then goes on from its checkpoints.
+The driver, its JVM and its workers get SIGKILL at once. The session of the tests then continues
+from its checkpoints. Kills at any moment are in tests/faults.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ OURS = "sqlqueue "  # in the name of every session of ours
 
 def test_killed_around_a_write(queue: SparkQueue) -> None:
     """
-    Of two streams of one driver, after a write and a MERGE to Delta, and before a dispatch.
+    One driver is killed with two streams, one after a write to Delta and one before a dispatch.
 
-    Delta has the batch, but Spark's commit log does not. The MERGE of docs/guide/upserts.md, by the
-    number, changes nothing when the batch comes again. The chunks for a queue and an error queue
-    are staged, and a lock holds the dispatch; one of 50 messages is for a queue that is not there.
+    Delta has the batch, but Spark's commit log does not. The MERGE of docs/guide/upserts.md, by
+    the number, changes nothing when the batch comes again. The chunks for a queue and an error
+    queue are staged, and a lock holds the dispatch. One of 50 messages is for a queue that is
+    not there.
     """
     orders, out, errors, lost = (queue.another(name) for name in ("delta", "out", "error", "lost"))
     to = {"out": out.name, "errors": errors.name, "absent": queue.beside("absent").name}

@@ -35,7 +35,11 @@ pytestmark = pytest.mark.spark
 
 @dataclass
 class Run:
-    """One query, run again and again on a checkpoint; its sink keeps the ids of every call."""
+    """
+    One query that runs again and again on a checkpoint.
+
+    Its sink records the ids of every call.
+    """
 
     queue: SparkQueue
     checkpoint: Path
@@ -50,13 +54,13 @@ class Run:
             raise RuntimeError(f"sink failed on batch {batch}")
 
     def go(self, sink: Callable[[DataFrame, int], None] | None = None, **options: object) -> None:
-        """Run it until it received what waits."""
+        """Run the query until it has received what waits."""
         defaults: dict[str, object] = {"maxMessagesPerTrigger": 100, "peekDelay": "100ms"}
         stream = self.queue.stream(**defaults | options).load()
         finish(stream.writeStream.foreachBatch(sink or self), self.checkpoint)
 
     def fail(self, **options: Any) -> None:
-        """Leave a batch received, handed out, and not in the commit log."""
+        """Leave a batch that was received and handed out, but is not in the commit log."""
         self.fails = True
         with pytest.raises(StreamingQueryException, match="sink failed"):
             self.go(**options)
@@ -82,7 +86,7 @@ def run(queue: SparkQueue) -> Run:
 
 
 def test_a_failed_batch_comes_again_word_for_word(run: Run) -> None:
-    """The sink failed three times: each time the same rows in the same order, then the rest."""
+    """The sink fails three times, and gets the same rows in the same order each time."""
     run.queue.fill(0, 250)
 
     for _ in range(3):
@@ -97,7 +101,7 @@ def test_a_failed_batch_comes_again_word_for_word(run: Run) -> None:
 
 
 def test_lost_offset_gets_the_stored_plan(run: Run) -> None:
-    """Without offsets/N and commits/N the plan of the stream's row is handed out again."""
+    """If offsets/N and commits/N are lost, the plan in the stream's row is used again."""
     run.queue.fill(0, 150)
     run.go()
     run.queue.fill(150, 4150)
@@ -114,7 +118,7 @@ def test_lost_offset_gets_the_stored_plan(run: Run) -> None:
 
 
 def test_a_lost_first_entry_is_refused_while_the_query_has_its_name(run: Run) -> None:
-    """New messages wait behind the batch numbers that a sink may hold; the receipt stays."""
+    """A sink may hold the batch numbers, so new messages wait. The receipt stays."""
     run.queue.fill(0, 10)
     run.fail()
     forget(run.checkpoint, "offsets", 0)
@@ -164,7 +168,7 @@ def test_a_lost_last_entry_of_two_sources_is_refused(queue: SparkQueue) -> None:
 
 
 def test_reading_twice_receives_once(run: Run) -> None:
-    """By two actions in foreachBatch, a limit that stops early, and a union with itself."""
+    """A foreachBatch reads its frame with a limit, in two actions, and in a union with itself."""
     run.queue.fill(0, 3000)
     seen: list[list[str]] = []
 
@@ -184,7 +188,7 @@ def test_reading_twice_receives_once(run: Run) -> None:
 
 
 def test_rolled_back_checkpoint_is_refused(run: Run) -> None:
-    """The batches between were acknowledged; failOnDataLoss=false goes on without them."""
+    """The batches between were acknowledged. With failOnDataLoss=false the stream goes on."""
     run.queue.fill(0, 100)
     run.go()
     old = run.queue.folder / "old"
@@ -204,7 +208,7 @@ def test_rolled_back_checkpoint_is_refused(run: Run) -> None:
 
 
 def test_commit_removed_after_its_ack_is_refused(run: Run) -> None:
-    """AvailableNow acknowledges its last batch: without commits/N, Spark replays what is gone."""
+    """AvailableNow acknowledges its last batch. Without commits/N Spark would replay it."""
     run.queue.fill(0, 100)
     run.go()
     forget(run.checkpoint, "commits", 0)
@@ -215,7 +219,7 @@ def test_commit_removed_after_its_ack_is_refused(run: Run) -> None:
 
 def test_checkpoint_copied_to_a_second_query(run: Run) -> None:
     """
-    Two drivers on one stream: the first raises that it was taken over, and nothing is lost.
+    Two drivers use one stream. The first raises that it was taken over, and nothing is lost.
 
     Both get the batch that was open, because the second looks like a restart.
     """
@@ -248,7 +252,7 @@ def test_checkpoint_copied_to_a_second_query(run: Run) -> None:
 def test_a_batch_is_open_if_it_was_planned_and_not_committed(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """By number, on every path that Hadoop reads; a typo in it is no closed batch."""
+    """Batches compare by number, on every path of Hadoop. An absent path is an error."""
     java = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - no other way to set it
     java.set("fs.viewfs.impl", "org.apache.hadoop.fs.viewfs.ViewFileSystem")
     java.set(f"fs.viewfs.mounttable.{tmp_path.name}.link./lake", tmp_path.as_uri())

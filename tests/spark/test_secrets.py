@@ -51,7 +51,7 @@ class Login:
     ways: dict[str, dict[str, str]]  # how a user may give it
 
     def shown_in(self, text: str) -> list[str]:
-        """The lines that give it away, in any spelling."""
+        """The lines that show the password, in any spelling."""
         known = (self.password, quote(self.password), quote(self.password, safe=""), "pA55")
         return [line for line in text.splitlines() if any(each in line for each in known)]
 
@@ -79,7 +79,7 @@ def login(queue: SparkQueue) -> Iterator[Login]:
 
 
 def shown(query: StreamingQuery, queue: SparkQueue) -> str:
-    """What a query stores and shows."""
+    """What a query stores and reports."""
     files = (each for each in queue.checkpoint.rglob("*") if each.is_file())
     stored = [each.read_text(encoding="utf-8", errors="replace") for each in files]
     return "\n".join([*stored, *(each.json for each in query.recentProgress), repr(query.status)])
@@ -89,7 +89,7 @@ def shown(query: StreamingQuery, queue: SparkQueue) -> str:
 def test_plans_and_progress(
     queue: SparkQueue, login: Login, capsys: pytest.CaptureFixture[str], way: str
 ) -> None:
-    """Of a frame, a write and a stream, in every mode of explain."""
+    """Plans of a frame, a write and a stream hide the password, in every mode of explain."""
     queue.fill(0, 20)
     out = queue.another("out")
     given = queue.options | login.ways[way]
@@ -118,7 +118,7 @@ def test_plans_and_progress(
     ],
 )
 def test_errors(queue: SparkQueue, login: Login, way: str, wrong: str) -> None:
-    """The sentence, the Python traceback and the JVM's, of a browse, a write and a stream."""
+    """The sentences and tracebacks of a browse, a write and a stream hide the password."""
     queue.dba.drop(queue.address)
     given = queue.options | login.ways[way]
     port = f":{urlsplit(queue.place.url).port}/"
@@ -148,7 +148,7 @@ def test_errors(queue: SparkQueue, login: Login, way: str, wrong: str) -> None:
 
 
 def test_logs(queue: SparkQueue, login: Login) -> None:
-    """All that driver and workers write at INFO, of two good batches and a bad one."""
+    """Driver and workers log good batches and a bad one at INFO, without the password."""
     queue.fill(0, 20)
     queue.put('{"NServiceBus.MessageId":"m-20"}', None)  # refused by the sink, in a task
     out = queue.another("out")

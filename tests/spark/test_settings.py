@@ -231,7 +231,7 @@ def test_a_stream_says_why_it_has_no_reader(
 
 @only("postgresql", "times beyond the calendar")
 def test_odd_expiries_can_be_shown(queue: SparkQueue) -> None:
-    """By collect and toPandas: without an end they are null, and -infinity has expired."""
+    """`collect` and `toPandas` give null where there is no end. One of -infinity has expired."""
     for moment in ("infinity", "50000-01-01", "2100-01-01"):
         row = queue.dotnet.send(queue.address)
         queue.dba.do("set_expires_text", queue.address, moment=moment, row=str(row))

@@ -32,7 +32,7 @@ PUSHDOWN = hasattr(datasource, "Filter")  # from Spark 4.1
 
 def test_messages_of_net_endpoints_become_columns_and_are_written_back(queue: SparkQueue) -> None:
     """
-    Of a browse and of a stream: the values that a JSON parser finds, or the raw text.
+    A browse and a stream give the values that a JSON parser finds, or the raw text.
 
     A browse may be evaluated many times, and needs no state tables.
     """
@@ -67,7 +67,7 @@ def test_messages_of_net_endpoints_become_columns_and_are_written_back(queue: Sp
 
 
 def test_a_schema_of_fewer_columns_is_read(queue: SparkQueue) -> None:
-    """Of a browse and of a stream, then without state tables; other columns raise an error."""
+    """A browse and a stream without state tables read it. Other columns raise an error."""
     queue.fill(0, 3)
     queue.put('["poison"]')
 
@@ -93,7 +93,7 @@ def test_a_schema_of_fewer_columns_is_read(queue: SparkQueue) -> None:
 def test_a_browse_applies_filters_of_seq_and_queue(
     queue: SparkQueue, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where Spark pushes them; with and without that the rows are the same."""
+    """Spark pushes them if a setting says so. The rows are the same without it."""
     queue.fill(0, 100)
     address = queue.whole_name
     pushed = "spark.sql.python.filterPushdown.enabled"
@@ -136,7 +136,7 @@ def backlogs(query: StreamingQuery) -> list[dict[str, Any]]:
 
 
 def test_available_now_takes_what_waits_at_its_start(queue: SparkQueue) -> None:
-    """In limited batches, each message once; what is sent during a run waits for the next one."""
+    """It takes limited batches. What is sent during a run waits for the next one."""
     queue.fill(0, 2500)
     got: list[str] = []
 

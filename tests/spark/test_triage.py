@@ -1,4 +1,4 @@
-"""error_triage: failures in columns and groups; they are returned once, wherever a run ends."""
+"""The job error_triage: failures become columns and groups, and are returned once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobs.submit import delta_rows
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
-from sqlq_spark.admin.failed_messages import TOO_MANY
+from sqlq_spark.admin.return_to_source import TOO_MANY
 from sqlq_spark.functions import return_to_source
 from sqlq_spark.jobs import error_triage as triage
 from sqlq_spark.jobs.settings import BadSettings
@@ -80,7 +80,7 @@ def digests(spark: SparkSession, *headers: str | None) -> list[str]:
 
 
 def test_failures_of_one_kind_have_one_digest_and_others_another(spark: SparkSession) -> None:
-    """Line, build, order, machine and language do not count; stack and exception do."""
+    """Line, build, order, machine and language do not count. The stack and the exception do."""
     parts = {"order": GUID, "line": "7", "place": "C:\\\\build\\\\17", "number": "12", "at": "bei"}
     alike: list[list[str | None]] = [
         [trace(), *(trace(**{name: text}) for name, text in parts.items())],
@@ -106,7 +106,7 @@ UNITS = (" ", " a", "x(", "\n", " \u2028", " \u0085x ", " \u2029x", "\r x ", "\x
 
 
 def test_a_digest_of_hostile_text_is_quick(spark: SparkSession) -> None:
-    """No text makes the patterns backtrack, or look twice at a part, however long it is."""
+    """No text makes the patterns backtrack or read a part twice, however long it is."""
     size = 300_000
     hostile = [
         failed("'" * size, each) for unit in UNITS for each in (unit * size, f"   at {unit * size}")
@@ -121,7 +121,7 @@ def test_a_digest_of_hostile_text_is_quick(spark: SparkSession) -> None:
 
 
 def test_a_digest_reads_the_beginning_of_a_text(spark: SparkSession) -> None:
-    """A frame ends at any end of a line, and only a line feed begins one; 64 kB are read."""
+    """Only 64 kB are read. A line feed begins a frame, and any end of a line ends it."""
     frame, other = "   at Shop.A()\n", "   at Shop.B()\n"
     many = frame * (triage.LONGEST_TEXT // len(frame) + 1)
     message = "x" * triage.LONGEST_TEXT
@@ -140,7 +140,7 @@ def test_a_digest_reads_the_beginning_of_a_text(spark: SparkSession) -> None:
 
 
 def test_a_group_has_what_its_failures_have_in_common(spark: SparkSession) -> None:
-    """Their number, times, last message, queues and types; poison is a group, too."""
+    """A group has their number, times, last message, queues and types. Poison is a group, too."""
     texts = [
         failed(f"'{at}'", **{MESSAGE_ID: own, TIME_OF_FAILURE: WHEN.format(hour)} | more)
         for at, own, hour, more in (
@@ -179,12 +179,12 @@ GAPS = pytest.mark.parametrize("gap", [BEFORE_SEND, BEFORE_MARK])
 
 
 class Killed(Exception):
-    """Ends a retry in a gap."""
+    """Ends a retry between two steps."""
 
 
 @pytest.fixture
 def options(queue: SparkQueue) -> dict[str, str]:
-    """Options of the sink; a test may change them between two runs."""
+    """Options of the sink, which a test may change between two runs."""
     return {"stateSchema": queue.place.state}
 
 
@@ -196,7 +196,7 @@ def retry(queue: SparkQueue, options: dict[str, str]) -> Start:
     failures(queue.spark, *rows).write.format("delta").save(table)
 
     def start(*ids: str, **more: Any) -> triage.Retry:
-        settings = triage.Settings(
+        settings = triage.TriageSettings(
             url=queue.place.url,
             error_queue=errors.name,
             table=table,
@@ -223,7 +223,7 @@ def counted(made: triage.Retry) -> dict[str, int]:
 
 
 def killed(retry: Start, gap: str, *ids: str, limit: int | None = None) -> str:
-    """Begin a return of these messages, and end it in a gap; gives the pending request."""
+    """Begin a return of these messages, and end it in a gap. Return the pending request."""
     made = retry(*ids)
     update = made._update  # noqa: SLF001 - the second gap is before its second call
 
@@ -247,7 +247,7 @@ def killed(retry: Start, gap: str, *ids: str, limit: int | None = None) -> str:
 def test_the_oldest_of_a_choice_are_returned_once(
     queue: SparkQueue, retry: Start, gap: str
 ) -> None:
-    """By the time of the failure, then by their order in the error queue; the others stay free."""
+    """Failures are ordered by time, and then by seq in the error queue. The others stay free."""
     ids = [f"m-{at}" for at in range(1, 5)]
     earlier = "timeOfFailure = TIMESTAMP '2020-01-01 00:00:00Z'"
     retry()._update("failureId = '4'", earlier)  # noqa: SLF001
@@ -272,7 +272,7 @@ def test_the_oldest_of_a_choice_are_returned_once(
 def test_what_no_endpoint_can_read_stays(
     queue: SparkQueue, retry: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of the command; and a run returns to MOST_QUEUES."""
+    """The rules are those of the command. In addition, a run returns to MOST_QUEUES at most."""
     monkeypatch.setattr(triage, "MOST_QUEUES", 1)
     other = queue.another("other").name.replace("'", "''")
     made = retry("m-1", "m-2", "m-3", "m-4")
@@ -288,7 +288,7 @@ def test_what_no_endpoint_can_read_stays(
 
 
 def test_one_rule_for_returns(queue: SparkQueue) -> None:
-    """What the command refuses, the function refuses; both write the same headers."""
+    """The function refuses what the command refuses, and both write the same headers."""
     exception = f"{EXCEPTION_INFO}ExceptionType"
     own = {MESSAGE_ID: "m", "a": None, "NServiceBus.RetriesX": "r", "NServiceBus.X": "x"}
     cases: list[dict[str, str | None]] = [
@@ -333,7 +333,7 @@ def test_only_failures_that_were_returned_long_ago_are_deleted(
 
 
 def test_a_request_whose_queue_was_dropped_waits_for_it(queue: SparkQueue, retry: Start) -> None:
-    """It goes on when the queue is there again, and stops no other until then."""
+    """It goes on when the queue is there again, and stops no other request until then."""
     request = killed(retry, BEFORE_SEND, "m-1")
     queue.dba.drop(queue.address)
     made = retry("m-1", "2", "9", groups=("0",))
@@ -374,7 +374,7 @@ def test_another_dispatch_log_does_not_send_again(
 def test_a_request_that_is_given_up_is_never_sent_automatically(
     retry: Start, queue: SparkQueue, gap: str
 ) -> None:
-    """Its failures are free again, unless they were sent: then they are marked."""
+    """Its failures are free again. If they were sent before, they are marked."""
     request = killed(retry, gap, "m-1", "m-2")
     asleep, made = retry(), retry("m-1", "m-2", give_up=(request,))
     rows = asleep.rows.where("request IS NOT NULL")
@@ -395,7 +395,7 @@ def test_a_request_that_is_given_up_is_never_sent_automatically(
 
 
 def test_runs_that_mark_at_once_all_succeed(retry: Start) -> None:
-    """Each its own rows of one file: a commit that came first is no failure."""
+    """Each run marks its own rows of one file. An earlier commit is no failure."""
     runs = [retry() for _ in range(4)]
 
     def mark(at: int) -> None:

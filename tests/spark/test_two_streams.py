@@ -1,4 +1,4 @@
-"""One query that reads a queue by two streams: each would get a part, so the query fails."""
+"""One query that reads a queue by two streams fails, because each would get a part."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_two_streams_on_one_queue_are_an_error(
 
 @pytest.mark.parametrize("form", ["renamed", "union", "cte"])
 def test_a_stream_that_spark_keeps_as_one_is_received_once(queue: SparkQueue, form: str) -> None:
-    """A join of renamed sides, a union of one DataFrame, and two uses of a common expression."""
+    """Such are a join of renamed sides, a union with itself, and a common expression."""
     queue.fill(0, 10)
     audit = queue.stream().load()
     if form == "renamed":

@@ -1,4 +1,4 @@
-"""Batches that nothing reads: Spark starts no task, and commits the batch all the same."""
+"""Batches that nothing reads: Spark starts no task, and commits the batch anyway."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_run_that_reads_nothing_ends_and_loses_nothing(
     queue: SparkQueue,
     make: Callable[[SparkQueue, DataFrame], DataStreamWriter],
 ) -> None:
-    """By default with an error, with failOnMissingReceipts=false without one, after one batch."""
+    """It ends after one batch, and failOnMissingReceipts says whether that is an error."""
     queue.fill(0, 10)
     strict = make(queue, queue.stream().load())
     with pytest.raises(StreamingQueryException, match=r"had \d tasks and left 0 receipts"):

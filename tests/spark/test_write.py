@@ -68,7 +68,7 @@ def refusal(queue: SparkQueue, frame: DataFrame, **options: object) -> str:
 def test_a_frame_is_sent_with_the_headers_that_endpoints_need(
     queue: SparkQueue, delivery: str
 ) -> None:
-    """Defaults come from options; nothing stays in the staging."""
+    """Options give the defaults, and nothing stays in the staging."""
     queue.send(
         numbers(queue.spark, 0, 1000),
         delivery=delivery,
@@ -95,7 +95,7 @@ def test_a_frame_is_sent_with_the_headers_that_endpoints_need(
 
 
 def test_a_message_names_the_query_or_the_application_as_its_sender(queue: SparkQueue) -> None:
-    """The application where `register` saw it; a message that is passed on keeps its sender."""
+    """`register` sees the application. A message that is passed on keeps its sender."""
     plain, registered = queue.spark.newSession(), queue.spark.newSession()
     register(registered)
     body = "SELECT 'x' AS body"
@@ -118,7 +118,7 @@ def test_a_message_names_the_query_or_the_application_as_its_sender(queue: Spark
 def test_a_missing_destination_is_found_before_a_task_runs(
     queue: SparkQueue, *, streaming: bool
 ) -> None:
-    """If the options name it, the frame is not computed in vain; they override the column."""
+    """If the options name the destination, the frame is not computed. They override the column."""
     ran = queue.spark.sparkContext.accumulator(0)
 
     @F.udf("string", useArrow=False)
@@ -148,7 +148,7 @@ def test_a_missing_destination_is_found_before_a_task_runs(
 
 
 def test_bytes_that_spark_casts_to_a_text_cost_their_row(queue: SparkQueue) -> None:
-    """The row is named by its column. With `undeliverable` it goes to the error queue alone."""
+    """The error names the row and its column. With `undeliverable` only that row is diverted."""
     errors = queue.another("errors")
     text = "if(id = 7, cast(unhex('41FF42') AS string), 'blue')"
     frame = queue.spark.range(0, 10, numPartitions=1)
@@ -164,7 +164,7 @@ def test_bytes_that_spark_casts_to_a_text_cost_their_row(queue: SparkQueue) -> N
 
 @pytest.mark.parametrize("kept", ["true", "false"])
 def test_a_table_may_declare_its_texts_in_any_way(queue: SparkQueue, kept: str) -> None:
-    """A queue's name in CHAR, a body with a collation; also what a stream sends of them."""
+    """A queue's name is CHAR, and a body has a collation. A write and a stream send them."""
     spark, setting = queue.spark, "spark.sql.preserveCharVarcharTypeInfo"
     names = queue.another("names")
     size = len(names.name) + 3
@@ -192,7 +192,7 @@ def test_a_table_may_declare_its_texts_in_any_way(queue: SparkQueue, kept: str) 
 
 @DELIVERIES
 def test_a_failed_task_sends_nothing(queue: SparkQueue, delivery: str) -> None:
-    """One partition raises after the other is done: nothing is sent, and no chunk is left."""
+    """One partition raises after the other is done. Nothing is sent, and no chunk is left."""
     done = str(queue.folder / "done")
 
     @F.udf("string", useArrow=False)
@@ -222,7 +222,7 @@ def test_a_failed_task_sends_nothing(queue: SparkQueue, delivery: str) -> None:
 
 
 def test_tasks_that_end_after_a_failed_write_leave_nothing(queue: SparkQueue) -> None:
-    """One partition raises while the other is at work: what that one stages is dropped too."""
+    """One partition raises while the other is at work. What that one stages is dropped too."""
     frame = numbers(queue.spark, 0, 100).withColumn(
         "body", F.expr("if(id = 'm-99', raise_error('no such order'), body)")
     )
@@ -234,7 +234,7 @@ def test_tasks_that_end_after_a_failed_write_leave_nothing(queue: SparkQueue) ->
 
 
 def test_overwrite_is_refused(queue: SparkQueue) -> None:
-    """A queue is no table to be replaced."""
+    """A queue is not a table that can be replaced."""
     writer = numbers(queue.spark, 0, 2).write.format("sqlqueue").options(**queue.options)
     with pytest.raises(PySparkException, match="option mode is 'overwrite': expected append"):
         writer.mode("overwrite").save()
@@ -245,7 +245,7 @@ def test_overwrite_is_refused(queue: SparkQueue) -> None:
 
 
 def test_two_writes_of_a_batch_need_two_names(queue: SparkQueue) -> None:
-    """With one name the second one is an error, not a repeated one; then each sends once."""
+    """With one name the second write is an error. With two names each write sends once."""
     first, second = queue.another("first"), queue.another("second")
     apps = {"A": "bill", "B": "bill"}
 
@@ -268,9 +268,10 @@ def test_two_writes_of_a_batch_need_two_names(queue: SparkQueue) -> None:
 @DELIVERIES
 def test_a_replayed_batch(queue: SparkQueue, delivery: str) -> None:
     """
-    The commit log lost its last entry: exactlyOnce sends nothing again; atLeastOnce may.
+    The commit log lost its last entry. With exactlyOnce nothing is sent again.
 
-    The source is a file, so that it replays alone; the sink makes the ids.
+    The source is a file, so that it replays alone. The sink makes the ids. With atLeastOnce
+    messages may be sent again, with the same ids.
     """
     files = str(queue.folder / "input")
     numbers(queue.spark, 0, 100).write.parquet(files)
@@ -294,7 +295,7 @@ def test_a_replayed_batch(queue: SparkQueue, delivery: str) -> None:
 
 
 def test_a_query_is_stopped_while_it_waits_and_sends_once_later(queue: SparkQueue) -> None:
-    """The first of two tasks waits, the other one ends; the next run waits for nothing."""
+    """The first of two tasks waits, and the other one ends. The next run does not wait."""
     out = queue.another("out")
     options = out.options | {"pauseAboveBacklog": "9"}
 
@@ -315,7 +316,7 @@ def test_a_query_is_stopped_while_it_waits_and_sends_once_later(queue: SparkQueu
 
 
 def test_a_stream_receives_and_publishes_in_one_commit(queue: SparkQueue) -> None:
-    """Each message reaches each subscriber once, over two micro-batches; null takes the option."""
+    """Each subscriber gets each message once, over two micro-batches. Null takes the option."""
     placed, event, table = "Shop.Placed", "Shop.IEvent", queue.beside("Routing")
     queue.dotnet.create_subscriptions(table.address)
     topics = {"web": [placed], "mail": [event], "stock": [placed, event]}

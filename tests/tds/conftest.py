@@ -66,11 +66,11 @@ def odbc_driver() -> Path:
     spec = find_spec("mssql_python_odbc")
     places = [] if spec is None else list(spec.submodule_search_locations or [])
     found = (file for place in places for file in Path(place).rglob("libmsodbcsql*"))
-    # locally: its functions have the names of those of unixODBC
+    # loaded locally, because its functions have the same names as those of unixODBC
     return next(file for file in found if is_loaded(file, ctypes.RTLD_LOCAL))
 
 
-# before any test of this process: mssql-python tries to load its driver only once
+# this runs before all tests, because mssql-python tries to load its driver only once
 with suppress(OSError, subprocess.SubprocessError):
     load(LTDL, f"cc -shared -fPIC -Wl,-soname,{LTDL} -o {LTDL} ltdl.c -ldl")
 
@@ -79,7 +79,7 @@ with suppress(OSError, subprocess.SubprocessError):
 def driver(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """Give the name of a driver in its turn; skip one that this machine cannot load."""
+    """Give the name of a driver in its turn. Skip one that this machine cannot load."""
     folder, name = tmp_path_factory.mktemp("libraries"), request.param
     with pytest.MonkeyPatch.context() as patch:
         try:

@@ -136,7 +136,7 @@ MESSAGES: dict[type[errors.DatabaseFailure], dict[int, str]] = {
 TEXTS = {number: text for texts in MESSAGES.values() for number, text in texts.items()}
 KINDS = {number: kind for kind, texts in MESSAGES.items() for number in texts}
 LOGIN = {errors.DatabaseNotFound, errors.LoginRefused}
-# what a number becomes during a statement, and while a session is opened
+# number → class of the error: STATEMENT during a statement, OPENING while a session is opened
 STATEMENT = {n: errors.StatementRefused if kind in LOGIN else kind for n, kind in KINDS.items()}
 OPENED = {*LOGIN, errors.ConnectionLost, errors.ReadOnly}
 OPENING = {n: kind if kind in OPENED else errors.NotReachable for n, kind in KINDS.items()}

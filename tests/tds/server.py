@@ -15,24 +15,26 @@ from multiprocessing.managers import BaseManager
 
 BATCH, CALL, RESULT, STOP, LOGIN, PRELOGIN = 0x01, 0x03, 0x04, 0x06, 0x10, 0x12
 PACKET = 4096  # bytes
-# status of a DONE token
+# values of the status of a DONE token
 FINAL, MORE, ERROR, ATTENTION = 0x00, 0x01, 0x02, 0x20
-# SQL Server 2022 without encryption
+# the answer to a PRELOGIN: SQL Server 2022, without encryption
 VERSION = bytes.fromhex("000015000601001b000102001c000104001d0001ff100010000000020000")
-# database shop, collation Latin1_General_CI_AS, packets of 4096 bytes, and the server's name
+# the answer to a LOGIN: database shop, collation Latin1_General_CI_AS, packets of 4096 bytes, and
+# the server's name
 ACCEPTED = bytes.fromhex(
     "e317000104730068006f007000066d0061007300740065007200e3080007050904d0003400e3130004043400"
     "300039003600043400300039003600ad32000174000004144d006900630072006f0073006f00660074002000"
     "530051004c00200053006500720076006500720010001000"
 )
-HANDLE = bytes.fromhex("ac0000000100000000000026040401000000")  # of a prepared statement
+HANDLE = bytes.fromhex("ac0000000100000000000026040401000000")  # handle of a prepared statement
+# the columns seq and body of a result
 COLUMNS = bytes.fromhex("810200000000000900260403730065007100000000000900a5ffff0462006f0064007900")
-SEQ = bytes.fromhex("810100000000000900260403730065007100")  # the first of these, alone
+SEQ = bytes.fromhex("810100000000000900260403730065007100")  # only the column seq
 END_OF_VALUE = struct.pack("<I", 0)
 
 
 class Script(socketserver.ThreadingTCPServer):
-    """Listens on a port of this machine; has its answers for one test after another."""
+    """Listens on a port of this machine, with the answers for one test after another."""
 
     daemon_threads = True
 
@@ -46,9 +48,13 @@ class Script(socketserver.ThreadingTCPServer):
         """Begin again, for the next test."""
         self.sent, self.ends = b"", "whole"
         self.refusals: list[bytes] = []
+        self.logged_in = b""
         self.is_open = 1
-        self.connections = self.requests = self.calls = 0  # calls: of procedures
-        self.alive: set[Session] = set()  # an older test's session may end late: it is not here
+        self.connections = 0
+        self.requests = 0
+        self.calls = 0  # calls of procedures
+        # a new set, because a session of an earlier test may end late
+        self.alive: set[Session] = set()
 
     def prepare(self, sent: bytes, ends: str = "whole") -> None:
         """
@@ -59,15 +65,19 @@ class Script(socketserver.ThreadingTCPServer):
         self.sent, self.ends = sent, ends
 
     def end_transactions(self) -> None:
-        """Let each error end the whole transaction, also behind a savepoint."""
+        """Let each error end the whole transaction, also after a savepoint."""
         self.is_open = 0
 
     def refuse(self, *logins: bytes) -> None:
-        """Set the errors that refuse the next logins; an empty one hangs up."""
+        """Set the errors that refuse the next logins. An empty one hangs up."""
         self.refusals = list(logins)
 
+    def login(self) -> bytes:
+        """Return the last login that a driver sent, as it sent it."""
+        return self.logged_in
+
     def count(self, what: str) -> int:
-        """Return a number: of `connections`, `open` ones, `requests` or `calls`; or the `port`."""
+        """Return the number of `connections`, `open` ones, `requests` or `calls`, or the `port`."""
         return len(self.alive) if what == "open" else int(getattr(self, what))
 
 
@@ -106,6 +116,8 @@ class Session(socketserver.StreamRequestHandler):
 
     def reply(self, kind: int, body: bytes) -> bool:
         """Answer one message; return whether the connection goes on."""
+        if kind == LOGIN:
+            self.server.logged_in = body
         if kind == LOGIN and self.server.refusals:
             if refusal := self.server.refusals.pop(0):
                 self.send(refusal + done(ERROR))
@@ -128,7 +140,7 @@ class Session(socketserver.StreamRequestHandler):
         return True
 
     def send(self, body: bytes, *, last: bool = True) -> None:
-        """Send a message in packets; one that is not the last has no end, and may be empty."""
+        """Send a message in packets. One that is not the last has no end, and may be empty."""
         parts = [body[at : at + PACKET - 8] for at in range(0, len(body), PACKET - 8)]
         for at, part in enumerate(parts, 1):
             ends = last and at == len(parts)
@@ -159,7 +171,7 @@ def error(number: int, text: str) -> bytes:
 
 
 def row(seq: int, body: bytes | None = None, size: int | None = None) -> bytes:
-    """Return a row; with a size its body is only the first chunk of so many bytes."""
+    """Return a row. With a size its body is only the first chunk of so many bytes."""
     head = b"\xd1\x04" + struct.pack("<i", seq)
     if body is None:
         return head

@@ -16,7 +16,9 @@ from waiting import until
 
 from sqlq_spark import errors
 from sqlq_spark.database import Work, attempt, sessions, transaction
-from sqlq_spark.database.sqlserver import drivers
+from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sqlserver import connection, drivers
+from sqlq_spark.database.sqlserver.url import Target
 from sqlq_spark.options.source import SourceOptions
 from sqlq_spark.wire.address import QueueAddress
 
@@ -63,12 +65,12 @@ def read_rows(session: Connection) -> list[Taken]:
 
 
 def read_arrow(session: Connection) -> pa.Table:
-    """Run the same statement; its rows come in columns."""
+    """Run the same statement, with its rows in columns."""
     return session.arrow("take", tables={"queue": QUEUE}, chosen="[[1]]")
 
 
 def failure_of(action: Callable[[], object]) -> type[BaseException] | None:
-    """Return the class of what an action raises; None for no error."""
+    """Return the class of the error that an action raises, or None."""
     try:
         action()
     except errors.DatabaseFailure as failure:
@@ -77,7 +79,7 @@ def failure_of(action: Callable[[], object]) -> type[BaseException] | None:
 
 
 def test_every_error_of_the_server_is_classified(connect: Connect, script: Script) -> None:
-    """By its number (pyodbc), or by its sentence (mssql-python)."""
+    """Pyodbc gives the number of the error, and mssql-python gives its sentence."""
     session, found = connect(), {}
     for number in TEXTS:
         script.prepare(errors_of(number), "failed")
@@ -98,7 +100,7 @@ def test_an_error_at_the_login_is_classified(driver: str, connect: Connect, scri
     two = refused(errors_of(4060, 18456))
 
     assert refused(b"") is errors.ConnectionLost
-    # mssql-python reports the second error only
+    # mssql-python reports only the second error
     assert two is (errors.DatabaseNotFound if numbered else errors.LoginUnclear)
     assert found == OPENING | ({} if numbered else {18456: errors.LoginUnclear})
 
@@ -107,7 +109,7 @@ def test_an_error_at_the_login_is_classified(driver: str, connect: Connect, scri
 def test_mssql_python_keeps_microsofts_driver(
     version: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also when its default is another one; a version without a choice is left as it is."""
+    """Its default may be another one. A version without a choice is left as it is."""
     names = ("Exception", "ConnectionStringParseError")
     raised = SimpleNamespace(**dict.fromkeys(names, ValueError))
     version.pooling = dict
@@ -130,15 +132,78 @@ def test_the_choice_of_the_native_driver_is_ours(driver: str, connect: Connect) 
     assert driver == drivers.PYODBC or (info["id"], info["source"]) == expected
 
 
+# ---------------------------------------------------------------- the option `credentials`
+
+
+def test_a_token_logs_in_instead_of_a_user(
+    driver: str, script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is whole in what the driver sends, and in no line that a driver or the package logs."""
+    token = "eyJ0eXAi" * 400
+    # this server has no TLS, without which `with_credential` makes no target with a token
+    target = Target(
+        host="127.0.0.1", port=script.count("port"), encrypt="no", driver=driver, token=token
+    )
+    caplog.set_level("DEBUG", "")
+
+    _, raw = drivers.open_session(target, "tests", 30)
+    raw.close()
+
+    assert token.encode("utf-16-le") in script.login()
+    assert "eyJ0eXAi" not in caplog.text
+
+
+def test_no_error_of_a_refused_token_shows_it(driver: str, script: Script) -> None:
+    """It may pass, because the service may refuse a token during a failover."""
+    token = "eyJ0eXAi"  # noqa: S105 - of no one
+    script.refuse(error(18456, f"Login failed for user '{token}'."))
+    target = Target(
+        host="127.0.0.1", port=script.count("port"), encrypt="no", driver=driver, token=token
+    )
+
+    with pytest.raises(errors.LoginUnclear) as caught:
+        connection.open_driver(target, "tests", 30)
+
+    assert token not in str(caught.value)
+
+
+def test_a_function_gives_a_password_at_each_login(
+    url: str, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the server accepts one."""
+    given = iter(["first", "second", "third"])
+    monkeypatch.setattr(sessions, "ask_credential", lambda *_: next(given))
+    options = SourceOptions.parse(
+        {"url": url.replace(":hush@", "@"), "queue": "orders", "credentials": "login:password"}
+    )
+    script.refuse(errors_of(18456), errors_of(18456))
+
+    with stamina.set_testing(testing=True, attempts=5, cap=True), Session(options, "t") as session:
+        session.run_with_retries(lambda _: None)
+
+    assert disguised("third") in script.login()
+    assert disguised("hush") not in script.login()
+
+
+def disguised(password: str) -> bytes:
+    """Return a password as a login has it: half bytes exchanged, then XOR."""
+    halves = [(byte << 4 & 0xF0) | byte >> 4 for byte in password.encode("utf-16-le")]
+    return bytes(byte ^ 0xA5 for byte in halves)
+
+
+# ---------------------------------------------------------------- answers that break off
+
+
 ANSWERS = {
     "error in mid-result": (WHOLE + VICTIM, "failed", errors.Deadlock),
     "error in mid-value": (IN_VALUE + VICTIM, "failed", errors.Deadlock),
-    # whole rows before a break are not all rows; mssql-python may raise nothing between small rows
+    # the result is incomplete, although whole rows came before the break; if the rows are small,
+    # mssql-python may raise no error
     "break before any result": (b"", "cut", errors.ConnectionLost),
     "break between small rows": (SMALL_ROWS, "cut", errors.ConnectionLost),
     "break in mid-row": (WHOLE + b"\xd1\x04", "cut", errors.ConnectionLost),
     "break in mid-value": (BROKEN_VALUE, "cut", errors.ConnectionLost),
-    # mssql-python raises a bare RuntimeError there, without the error that follows the value
+    # mssql-python raises a bare RuntimeError, and does not report the error that follows the value
     "short value": (BROKEN_VALUE + END_OF_VALUE + VICTIM, "failed", errors.ConnectionLost),
     "stall behind rows": (SMALL_ROWS, "stalls", errors.TimedOut),
     "stall in mid-value": (BROKEN_VALUE, "stalls", errors.TimedOut),
@@ -154,7 +219,7 @@ def test_an_answer_that_breaks_off_is_an_error(
     connect: Connect,
     script: Script,
 ) -> None:
-    """Wherever it breaks; after a timeout the session goes on."""
+    """The answer breaks off at different places. After a timeout the session goes on."""
     sent, ends, expected = ANSWERS[answer]
     if answer == "stall in mid-value" and driver == drivers.MSSQL_PYTHON and read is read_rows:
         expected = errors.ConnectionLost  # its bare RuntimeError
@@ -240,7 +305,7 @@ def test_an_error_that_ends_no_transaction_undoes_the_attempt_alone(
 
 
 def test_a_deadlock_in_an_attempt_runs_the_transaction_again(run: Run, script: Script) -> None:
-    """In the same session."""
+    """The session stays the same."""
     script.end_transactions()
     script.prepare(errors_of(1205), "failed")
 
@@ -253,8 +318,8 @@ def test_a_deadlock_in_an_attempt_runs_the_transaction_again(run: Run, script: S
 
 @pytest.fixture
 def run(url: str, script: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
-    """Run a transaction, retried without pauses; its first attempt meets what is prepared."""
-    monkeypatch.setattr(sessions, "reached", set())
+    """Run a transaction, with retries but no pauses. Its first attempt meets what is prepared."""
+    monkeypatch.setattr(sessions, "reached_urls", set())
     options = SourceOptions.parse({"url": url, "queue": "orders"})
 
     def once(is_attempt: bool, opened: Connection) -> list[Taken]:  # noqa: FBT001
@@ -299,7 +364,7 @@ def test_a_wrong_url_is_not_waited_for(run: Run, script: Script) -> None:
 
 @pytest.mark.parametrize("number", [1205, 1222, 8645, 9002, 976])
 def test_a_shortage_runs_the_transaction_again(number: int, run: Run, script: Script) -> None:
-    """In the same session: the server rolled back. From a standby (976 on) in another one."""
+    """The server rolled back, and the session goes on. After 976, of a standby, it does not."""
     script.prepare(errors_of(number), "failed")
 
     assert run() == [Taken(7)]

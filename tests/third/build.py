@@ -34,7 +34,7 @@ OPENED_AS = 'raw = drivers.open_session(url.replace("slashed://", "postgresql://
 
 
 def in_code(cell: str) -> list[str]:
-    """What a cell has in backticks, with the dialect's name filled in."""
+    """The part of a cell in backticks, with the dialect's name filled in."""
     texts = re.findall(r"`([^`]+)`", cell)
     for form, name in FORMS.items():
         texts = [text.replace(form, name) for text in texts]

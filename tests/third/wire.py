@@ -1,8 +1,8 @@
 """
-What is known of the third database before anything is connected: its notation and its urls.
+What is known of the third database before a connection: its notation and its urls.
 
-An address is `schema/table`. A part with a slash, a quote, a comma or a blank stands in double
-quotes. The name of the dialect is not the scheme of its urls.
+An address is `schema/table`. A part with a slash, a quote, a comma or a blank is in double quotes.
+The name of the dialect is not the scheme of its urls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PART = rf"(?:{QUOTED}|{PLAIN})"
 
 @dataclass(frozen=True)
 class ThirdNames(PostgreSQLNames):
-    """As `schema/table`."""
+    """The notation `schema/table`."""
 
     dialect = "third"
     schemes = ("slashed", "slash")

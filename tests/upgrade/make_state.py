@@ -38,7 +38,7 @@ from sqlq_spark.testing import embedded
 from upgrade.releases import VERSION_3, start_program, unpack_release
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 STATE = Path(__file__).with_name("state_3")
 ROLES = {"reader": "upgrade_reader", "sender": "upgrade_sender", "operator": "upgrade_operator"}
@@ -54,7 +54,7 @@ UNKNOWN = re.compile(r"^(?:SET transaction_timeout|\\(?:un)?restrict).*\n", flag
 
 def main() -> None:
     """Make the fixture."""
-    with tempfile.TemporaryDirectory() as temporary, embedded.server(tcp=True) as server:
+    with tempfile.TemporaryDirectory() as temporary, embedded.run_server(tcp=True) as server:
         folder = Path(temporary)
         package = unpack_release(VERSION_3, folder)
         superuser = server.url
@@ -168,7 +168,7 @@ def write(package: Path, url: str, folder: Path) -> dict[str, list[str]]:
     return {"write": [f"nightly-{number}" for number in range(5)]}
 
 
-def wait_for_end(package: Path, job: dict[str, object], folder: Path) -> None:
+def wait_for_end(package: Path, job: Mapping[str, object], folder: Path) -> None:
     """Run a job to its end."""
     process = start_program(package, json.dumps([job]), folder / "log")
     if process.wait(300):
@@ -176,7 +176,7 @@ def wait_for_end(package: Path, job: dict[str, object], folder: Path) -> None:
 
 
 def kill_when(
-    package: Path, job: dict[str, object], folder: Path, is_time: Callable[[], bool]
+    package: Path, job: Mapping[str, object], folder: Path, is_time: Callable[[], bool]
 ) -> None:
     """Run a job, and kill all its processes at a moment."""
     process = start_program(package, json.dumps([job]), folder / "log")

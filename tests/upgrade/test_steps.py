@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 from conftest import Database
 
 from sqlq_spark import errors
-from sqlq_spark.admin.script import Roles, script
+from sqlq_spark.admin.script import Roles, write_script
 from sqlq_spark.database import dialect_named, schema, transaction
 from sqlq_spark.database.migrations import STEPS, VERSION, steps_back_to
 from sqlq_spark.database.postgresql.connection import connect
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from sqlq_spark.database import Connection
+    from sqlq_spark.database.statements import StatementName
 
     from .conftest import OldState
 
@@ -82,7 +83,9 @@ def fresh(server: str) -> Iterator[Other]:
     """Give a database in which this release has installed the state tables by its script."""
     with new_database(server) as url:
         other = Other(url)
-        other.connection.execute(script(state="sqlqueue", roles=Roles(operator="fresh_operator")))
+        other.connection.execute(
+            write_script(state="sqlqueue", roles=Roles(operator="fresh_operator"))
+        )
         with closing(other.connection):
             yield other
 
@@ -112,7 +115,7 @@ def test_a_role_of_the_old_script_has_the_rights_of_the_new_one(
 
 def test_the_script_takes_the_same_steps(old_state: OldState, fresh: Other) -> None:
     """It has all steps, because it connects to nothing. A second run changes nothing."""
-    text = script(state="sqlqueue", trusted=["postgres"])
+    text = write_script(state="sqlqueue", trusted=["postgres"])
     for _ in range(2):
         old_state.connection.execute(text)
         assert sorted(map(str, old_state.sql(CATALOG))) == sorted(map(str, fresh.sql(CATALOG)))
@@ -211,12 +214,13 @@ def test_a_release_fails_at_its_first_statement_after_a_later_step(old_state: Ol
         for table in ("stream", "dispatch_log"):
             old_state.sql(f"ALTER TABLE sqlqueue.{table} RENAME version_{VERSION} TO version_99")
 
-        for statement, values in (
+        calls: tuple[tuple[StatementName, dict[str, Any]], ...] = (
             ("fence", {"stream": stream, "query_id": None, "run_id": "", "queue_name": ""}),
             ("lock_stream", {"stream": stream}),
             ("sink_open", {"sink": "s"}),
             ("sink_close", {"sink": "s"}),
-            ("advance", {"sink": "s", "batch": 1, "messages": 1, "destination": None}),
-        ):
+            ("advance", {"sink": "s", "sink_batch": 1, "messages": 1, "destination": None}),
+        )
+        for statement, values in calls:
             with pytest.raises(errors.StateChanged), transaction(connection):
                 connection.run(statement, **values)

@@ -1,4 +1,4 @@
-"""A command for each row of the table `orders`, sent to the queue Shop.Billing."""
+"""Send a command to the queue Shop.Billing for each row of the table `orders`."""
 
 import os
 
@@ -20,5 +20,5 @@ dp.create_sink(
 
 @dp.append_flow(target="billing")
 def bill_orders() -> DataFrame:
-    """The body of each order, as it was received."""
+    """Return the body of each order, as it was received."""
     return SparkSession.active().readStream.table("orders").select("body")

@@ -1,4 +1,4 @@
-"""The queue Shop.Orders, into the streaming table `orders`."""
+"""Receive the queue Shop.Orders into the streaming table `orders`."""
 
 import os
 
@@ -6,9 +6,9 @@ from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
 
 
-# a full refresh deletes the table, and the queue cannot be read again
+# no full refresh: it would delete the table, and the messages cannot be received again
 @dp.table(table_properties={"pipelines.reset.allowed": "false"})
 def orders() -> DataFrame:
-    """Every message, with the columns of a read."""
+    """Return every message of the queue, with the columns of a read."""
     source = SparkSession.active().readStream.format("sqlqueue")
     return source.options(url=os.environ["SQLQUEUE_URL"]).load("Shop.Orders")

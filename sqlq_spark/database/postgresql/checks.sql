@@ -1,6 +1,7 @@
 -- part: autovacuum
--- What is set for the autovacuum of table c: whether it is off for the table or for its large values, and
--- when it begins, null where the server's setting holds; other statements contain it.
+-- The autovacuum settings of table c; other statements contain this part. `off` says whether it is off
+-- for the table or for its large values. `threshold` and `scale` say when it begins; null: the server's
+-- setting holds.
 SELECT bool_or(o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean) AS off,
        max(o.option_value::float8) FILTER (
            WHERE o.option_name = 'autovacuum_vacuum_threshold' AND t.oid = c.oid) AS threshold,
@@ -11,7 +12,7 @@ SELECT bool_or(o.option_name = 'autovacuum_enabled' AND NOT o.option_value::bool
  WHERE t.oid IN (c.oid, c.reltoastrelid)
 
 -- part: asked_table
--- The table that a check is asked about, and its columns; other statements contain it.
+-- The table that a check is asked about, and its columns; other statements contain this part.
 asked AS (
     SELECT c.*, n.nspname, c.relpersistence = 'u' AS unlogged,
            c.relkind <> 'r' OR EXISTS (
@@ -39,8 +40,8 @@ asked AS (
 )
 
 -- part: changed_type
--- How a column of table f gets the type that it should have; c is the column, k its row of queue_types;
--- other statements contain it.
+-- The statement that gives a column of table f the right type; other statements contain this part. c is
+-- the column, k is its row of queue_types.
 format('ALTER TABLE %s ALTER COLUMN %s TYPE %s USING %s', f.named, c.name,
        replace(k.wanted, 'integer or ', ''),
        format(CASE WHEN c.name = 'id' AND c.kind = 'bytea'::regtype THEN 'encode(%1$s, ''hex'')::uuid'
@@ -51,13 +52,13 @@ format('ALTER TABLE %s ALTER COLUMN %s TYPE %s USING %s', f.named, c.name,
               c.name, replace(k.wanted, 'integer or ', '')))
 
 -- name: check_rows
--- Facts of the lowest messages: how long they live, how large headers are, and how far seq has
--- come. Locks nothing. Of headers only the beginning is read.
+-- Reads facts of the messages with the lowest seqs: how long they live, and how large their headers are.
+-- Also reads the highest seq. It locks nothing, and reads only the beginning of the headers.
 -- Index:   the unique index on seq.
--- Returns: last bigint (null where the queue is empty), and of each of the lowest 50 that expires:
---          expires timestamp (null where it never does),
---          sent text, lives text (its headers, null where absent); in each row the seq and the
---          bytes of the largest headers among the lowest 50, bigint
+-- Returns: one row for each of the lowest 50 messages that expires, or one row if none does. last bigint:
+--          the highest seq, null if the queue is empty. expires timestamp, null for infinity; sent, lives
+--          text: two of its headers, null if absent. seq, bytes bigint, the same in each row: the message
+--          with the largest headers of the lowest 50, and the size of these headers
 SELECT top.last, lowest.expires, lowest.sent, lowest.lives, heaviest.seq, heaviest.bytes
   FROM (SELECT max(seq)::bigint AS last FROM {queue}) AS top
   LEFT JOIN (SELECT seq::bigint AS seq, octet_length(headers)::bigint AS bytes
@@ -73,9 +74,9 @@ SELECT top.last, lowest.expires, lowest.sent, lowest.lives, heaviest.seq, heavie
               WHERE expires IS NOT NULL) AS lowest ON true
 
 -- name: check_owner
--- Counts, among the lowest 100 messages, those that only the endpoint that owns the queue can handle.
--- Copies in an audit queue and failures in an error queue do not count. Locks nothing. Of headers only
--- the beginning is read, as text, so that headers that are no JSON do not matter.
+-- Counts, among the 100 messages with the lowest seqs, those that only the queue's own endpoint can
+-- handle. Copies in an audit queue and failed messages in an error queue do not count. It locks nothing.
+-- It reads only the beginning of the headers, as text, so headers that are not JSON do not matter.
 -- Index:   the unique index on seq.
 -- Returns: messages bigint: saga timeouts, messages for a saga, control messages
 SELECT count(*) AS messages
@@ -84,8 +85,8 @@ SELECT count(*) AS messages
    AND text !~ '"NServiceBus\.(ProcessingEnded|FailedQ|ExceptionInfo\.ExceptionType)":'
 
 -- name: check_queue
--- What is wrong with a queue's table, from the catalogue alone; any login may read that.
--- :last is the highest seq, null where it is not known; :expiring, whether messages expire.
+-- Finds what is wrong with a queue's table. It reads only the catalogue, which any login may read. :last
+-- is the highest seq, or null if it is not known. :expiring says whether messages expire.
 -- Returns: name, severity (error, warning, note), found, fix; text; a row for each finding
 WITH {asked_table}, queue AS (
     SELECT c.*,
@@ -209,7 +210,7 @@ SELECT law.name, law.severity, law.found, law.fix
      format('row security is on for login %s: nothing can be sent, and what a policy hides is not '
             'received', f.login),
      format('ALTER TABLE %s DISABLE ROW LEVEL SECURITY', f.named)),
-    -- the transport makes none: of a small table all is read in no time
+    -- the transport creates no such index, and a small table is read quickly without it
     ('expires_index', CASE WHEN f.mebibytes < 64 THEN 'note' ELSE 'warning' END,
      :expiring::boolean AND NOT EXISTS (SELECT FROM indexes WHERE first_column = 'expires'),
      'messages expire, and no index on expires finds them: a purge reads the whole table',
@@ -231,7 +232,7 @@ SELECT law.name, law.severity, law.found, law.fix
      CASE WHEN f.of_wolverine
           THEN 'none is needed: each message is received once, whatever its seq is'
           ELSE format('CREATE UNIQUE INDEX CONCURRENTLY ON %s (seq)', f.named) END),
-    -- rows that were copied with their seq, or a sequence that was set back
+    -- this happens if rows were copied with their seqs, or if the sequence was set back
     ('sequence_behind', CASE WHEN f.is_far THEN 'warning' ELSE 'error' END,
      f.is_behind,
      format('the highest seq is %s, but the sequence has given no more than %s: %s',
@@ -264,7 +265,7 @@ SELECT law.name, law.severity, law.found, law.fix
             'down', f.threshold, f.scale),
      format('ALTER TABLE %s SET (autovacuum_vacuum_threshold = 1000, '
             'autovacuum_vacuum_scale_factor = 0.01)', f.named)),
-    -- a deep queue that is emptied leaves as many until the next autovacuum, at most a minute later
+    -- a queue that was just emptied has as many dead rows, until autovacuum runs a minute later at most
     ('dead_rows', 'warning',
      f.dead >= 10000 AND f.dead > 4 * f.live
      AND (f.cleaned IS NULL OR f.cleaned < now() - interval '10 minutes' OR f.pin IS NOT NULL),
@@ -298,8 +299,9 @@ SELECT law.name, law.severity, law.found, law.fix
  WHERE law.broken
 
 -- name: check_delayed
--- What is wrong with a table of delayed messages, from the catalogue alone; nothing where it is absent.
--- A login that may delete from it is to move what is due; who has no right there may do without.
+-- Finds what is wrong with a table of delayed messages; nothing if it is absent. It reads only the
+-- catalogue. A login that may delete from the table is expected to move due messages. A login without any
+-- right there may do without the table.
 -- Returns: as check_queue
 WITH {asked_table}, delayed AS (
     SELECT c.*,
@@ -373,11 +375,11 @@ SELECT law.name, law.severity, law.found, law.fix
  WHERE law.broken
 
 -- name: check_server
--- What keeps dead rows in all queues of this database: no autovacuum, old transactions elsewhere,
--- prepared ones among them, and replication slots that no client uses.
--- A transaction that has neither a snapshot nor a transaction id pins nothing. Before version 17 the
--- server does not say since when a slot is not used. And a time limit of this login that is below
--- :query_timeout; its other limits do not hold in transactions of the package.
+-- Finds what keeps dead rows in all queues of this database: autovacuum that is off, old transactions,
+-- prepared transactions, and replication slots that no client uses. A transaction with neither a snapshot
+-- nor a transaction id keeps none. Before version 17 the server does not say since when a slot is unused.
+-- Also finds a transaction_timeout of this login that is shorter than :query_timeout. The login's other
+-- time limits do not matter, because `begin` sets them.
 -- Returns: as check_queue
 SELECT 'server_autovacuum' AS name, 'error' AS severity,
        'autovacuum is off on this server: what is received leaves dead rows that slow queues down'
@@ -440,7 +442,7 @@ SELECT 'sessions_right', 'note',
  WHERE NOT pg_has_role('pg_read_all_stats', 'USAGE')
 
 -- name: check_state
--- What is wrong with the settings of the state tables, from the catalogue alone.
+-- Finds what is wrong with the settings of the state tables. It reads only the catalogue.
 -- Returns: as check_queue
 SELECT law.name, law.severity, law.found, law.fix
   FROM (SELECT format('%I.%I', n.nspname, c.relname) AS named,
@@ -474,11 +476,11 @@ SELECT law.name, law.severity, law.found, law.fix
  WHERE law.broken
 
 -- name: state_schemas
--- The schemas that have tables with the names of state tables, all or :schema_name, from the catalogue
--- alone. Two names of three are enough, because a table may be missing. Anybody who may create a schema
--- can make such tables.
--- Returns: schema text, may_enter boolean (and read the version), roles text (those without a login that
---          may enter it)
+-- Lists all schemas that have tables with the names of state tables, or only :schema_name. Two of three
+-- names are enough, because a table may be missing. Anybody who may create a schema can create such
+-- tables. It reads only the catalogue.
+-- Returns: schema text; may_enter boolean: this login may enter it and read the version; roles text: the
+--          roles without a login that may enter it
 SELECT n.nspname::text AS schema,
        has_schema_privilege(n.oid, 'USAGE')
        AND coalesce((SELECT has_table_privilege(c.oid, 'SELECT')
@@ -497,14 +499,16 @@ SELECT n.nspname::text AS schema,
  ORDER BY n.nspname
 
 -- name: why_refused
--- What the tables of a statement that failed lack, for this login: the server's words depend on its
--- language. :asked is a JSON array of them, in order, each with its role in the statement, its schema, its
--- name and the rights that it needs; of a statement on state tables, their schema alone. :creates is
--- whether the statement creates a table, :changes whether it needs the table's owner. :constraint_name is
--- what refused a row. From the catalogue alone.
--- Returns: role text, has_schema boolean, has_table boolean, of_seq boolean (whether the constraint is an
---          index on seq), lacks text (the first that is missing: database, schema, owner, rights,
---          sequence; or policy; null: nothing), named text (what it lacks a right on, else the database)
+-- Finds what a failed statement lacked, because the words of the server's error depend on its language.
+-- It reads only the catalogue. :asked is a JSON array of the statement's tables in their order. Each has
+-- its role in the statement, its schema, its name, and the rights that the statement needs. For a
+-- statement on state tables the array has one element with the schema alone. :creates says whether the
+-- statement creates a table. :changes says whether it needs to own the table. :constraint_name is the
+-- constraint that refused a row.
+-- Returns: role text, has_schema boolean, has_table boolean; of_seq boolean: the constraint is an index
+--          on seq; lacks text: the first thing that is missing (database, schema, owner, rights,
+--          sequence), or policy, or null for nothing; named text: the object on which a right is missing,
+--          else the database
 SELECT its.role, n.oid IS NOT NULL AS has_schema, c.oid IS NOT NULL AS has_table, its.of_seq, its.lacks,
        CASE its.lacks WHEN 'schema' THEN quote_ident(n.nspname)
                       WHEN 'sequence' THEN s.name
@@ -566,11 +570,11 @@ SELECT its.role, n.oid IS NOT NULL AS has_schema, c.oid IS NOT NULL AS has_table
  ORDER BY asked.at
 
 -- name: blockers
--- Transactions that have locked a whole table of this database, or wait for that while all others wait
--- behind them; and those that have had messages locked for more than :seconds. Locks nothing, waits for
--- nothing. A login without pg_read_all_stats does not see the age of other logins' transactions. The
--- server shows a prepared transaction's locks without its name; two may look the same, and then neither
--- is named.
+-- Finds transactions that have locked a whole table of this database, or that wait for such a lock while
+-- all others wait behind them. Also finds transactions that have had messages locked for more than
+-- :seconds. It locks nothing and waits for nothing. A login without pg_read_all_stats does not see how
+-- old other logins' transactions are. The server shows the locks of a prepared transaction without its
+-- name. If several could be meant, none is named.
 -- Returns: schema_name, table_name, name, severity, found, fix text
 SELECT n.nspname::text AS schema_name, c.relname::text AS table_name,
        CASE WHEN l.mode = 'AccessExclusiveLock' THEN 'locked' ELSE 'locked_messages' END AS name,

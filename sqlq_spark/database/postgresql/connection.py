@@ -1,14 +1,16 @@
 """
-A session with PostgreSQL, by its ADBC driver: rows come and go as Arrow, without Python objects.
+A session with PostgreSQL through the ADBC driver, which reads and writes Arrow.
 
-Measured, 2 connections, 1.2 kB rows: DELETE … RETURNING into Arrow 170k rows/s, psycopg's rows
-113-180k/s before they are Arrow.
-Transactions are begun by statement, so the driver stays in its autocommit mode throughout.
+No Python object is made for a value of a row. Measured with 2 connections and rows of 1.2 kB:
+DELETE … RETURNING returns 170k rows/s as Arrow. psycopg returns 113 to 180k rows/s, which still
+have to be converted to Arrow.
 
-The driver prepares a statement and runs it in separate messages. A pooler that lends a session for
-one transaction (PgBouncer) may hand the second message to another session, which has not prepared
-the statement. So each statement runs in a transaction, its own if none is open. A statement that
-begins or ends a transaction is sent in one message.
+The package begins transactions by statements, so the driver always stays in its autocommit mode.
+
+The driver prepares a statement in one message and runs it in another. A pooler that lends a session
+for one transaction (PgBouncer) may send the second message to another session, which has not
+prepared the statement. So each statement runs inside of a transaction. If none is open, it gets its
+own. A statement that begins or ends a transaction is sent in a single message.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ from sqlq_spark.database.postgresql.rows import (
     write_values,
 )
 from sqlq_spark.database.postgresql.url import redact
+from sqlq_spark.options.names import with_login
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.postgresql import POSTGRESQL
 
@@ -69,34 +72,38 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-# bytes of a batch of a COPY: the server reads one while the driver encodes the next
-# Measured, 1.2 kB rows: 4.6 us of the connection a row; 5.9 with batches of 10,000 rows
+# Bytes of one batch of a COPY. The server reads a batch while the driver encodes the next one.
+# Measured with rows of 1.2 kB: the connection takes 4.6 us a row. With batches of 10,000 rows it
+# takes 5.9 us.
 COPIED = 256 << 10
 
-LONGEST_LABEL = 46  # characters of a stream or a sink that each of its sessions' names has room for
+# characters of a stream's or a sink's name for which every session's application_name has room
+LONGEST_LABEL = 46
 FROZEN = "ended %s (pid %d): it kept others waiting, and its process did nothing for %g s"
 END_SESSION = (
     "; session {0} of login {1} holds rows of the same stream or sink: if its process hangs, a DBA "
     "can end it with SELECT pg_terminate_backend({0})"
 )
 
-# `receive` first locks the rows that no other session holds, and then deletes them. Most queues
-# that Spark reads have no other consumer. There `receive_range` deletes a range in one pass. If it
-# has to wait for a row, it is undone after ROW_WAIT, and `receive` has the queue for PAUSE.
-# Measured, 1.2 kB a message: 4.0 us of the server's time instead of 4.9, and the rows come by seq.
-FEWEST = 1000  # messages; below, four more statements cost more than they save
-# seconds to wait for each row that another session holds: beside 16 endpoints that held rows
-# for 10 ms, a receive took 0.7 to 8.4 s with 20 ms, and 0.4 to 0.8 s with 1 ms
+# There are two statements that receive. `receive` first locks the rows that no other session holds,
+# and then deletes them. `receive_range` deletes a range of seqs in one pass, which suits queues
+# without another consumer, as most queues are that Spark reads. If `receive_range` has to wait for
+# a row, it is undone after ROW_WAIT. Then only `receive` is used for that queue, for PAUSE seconds.
+# Measured with messages of 1.2 kB: the server takes 4.0 us a message instead of 4.9, and the rows
+# come in the order of their seqs.
+FEWEST = 1000  # for fewer messages the four additional statements cost more than they save
+# Seconds to wait for each row that another session holds. Measured beside 16 endpoints that held
+# rows for 10 ms: a receive took 0.7 to 8.4 s with 20 ms here, and 0.4 to 0.8 s with 1 ms.
 ROW_WAIT = 0.001
-PAUSE = 60.0  # seconds until a queue with another consumer is tried again
-# a step asks for as many messages as are likely to fit: so much more than its size is taken
+PAUSE = 60.0  # seconds until `receive_range` is tried again
+# a range may hold this many times the bytes of the step, because the size is only an estimate
 SLACK = 1.25
-# server and queue → when another session held one of its rows, by this process's clock
+# (server, queue) → when another session held one of its rows, by this process's clock
 HELD: dict[tuple[str, QueueAddress], float] = {}
 
-IN_ONE_MESSAGE = {*OPENS}  # statements without parameters and rows
+IN_ONE_MESSAGE = {*OPENS}  # they have no parameters and return no rows
 UNDO = {
-    Work.NONE: ("ROLLBACK",),  # which shows whether the session is alive
+    Work.NONE: ("ROLLBACK",),  # it undoes nothing, but it shows whether the session is alive
     Work.TRANSACTION: ("ROLLBACK",),
     Work.SAVEPOINT: ("ROLLBACK TO SAVEPOINT attempt", "RELEASE SAVEPOINT attempt"),
 }
@@ -104,30 +111,35 @@ UNDO = {
 
 @dataclass(frozen=True, slots=True)
 class FrozenSession:
-    """A session that keeps others waiting."""
+    """A row of `end_frozen`: a session that keeps others waiting."""
 
     pid: int
     login: str
     application: str
-    ended: bool | None  # None: of another login, which only a DBA can end
+    ended: bool | None  # None: it has another login, so only a DBA can end it
 
 
-def connect(url: str, *, application: str, timeout: float, state: str) -> Connection:
+def connect(
+    url: str, *, application: str, timeout: float, state: str, credential: str | None = None
+) -> Connection:
+    url = with_login(url, None, credential)  # a token is a password too
     server = redact(url)
     raw = drivers.open_session(url, server, application, timeout)
-    made = Connection(raw, server=server, state=state, timeout=timeout, application=application)
+    connection = Connection(
+        raw, server=server, state=state, timeout=timeout, application=application
+    )
     try:
-        # read now: a session that this limit has ended cannot say it
-        made.transaction_limit = made.value("transaction_limit") or 0.0
+        # read now, because it cannot be read any more when the limit has ended the session
+        connection.transaction_limit = connection.value("transaction_limit") or 0.0
     except BaseException:
-        made.close()
+        connection.close()
         raise
-    return made
+    return connection
 
 
 @contextmanager
 def named_refusal() -> Iterator[None]:
-    """Raise RightMissing where the server refuses a script; other errors are the driver's."""
+    """Raise RightMissing if the server refuses a script; leave other errors of the driver alone."""
     try:
         yield
     except Error as error:
@@ -139,8 +151,9 @@ def named_refusal() -> Iterator[None]:
 
 
 def read_up_to(cursor: dbapi.Cursor, most: int) -> pa.Table:
-    """Read a result, up to the batch (16 MiB) in which it has more than so many bytes."""
-    batches, left = [], most
+    """Read a result in batches of 16 MiB; stop after the one that exceeds `most` bytes in all."""
+    batches = []
+    left = most
     with cursor.fetch_record_batch() as reader:
         for batch in reader:
             batches.append(batch)
@@ -152,14 +165,14 @@ def read_up_to(cursor: dbapi.Cursor, most: int) -> pa.Table:
 
 
 class Connection(database.Connection):
-    """One session by ADBC."""
+    """One session through the ADBC driver."""
 
     names = POSTGRESQL
     lacks = LACKS
     shapes = explain.SHAPES
     most_moved = 64 << 20
     _raw: dbapi.Connection
-    transaction_limit = 0.0  # seconds that the login's transactions may take; 0: any time
+    transaction_limit = 0.0  # seconds that the login's transactions may take; 0: no limit
     _began = 0.0  # when the last statement was sent, by this process's clock
     _opened = 0.0  # when its transaction began, by this process's clock
 
@@ -169,7 +182,8 @@ class Connection(database.Connection):
         text, names = number_parameters(statement)
         if statement == "begin":
             name = cut_name(str(values["application"]))
-            text, names = write_values(statement, {**values, "application": name}), ()
+            text = write_values(statement, {**values, "application": name})
+            names = ()
         bound = tuple(values[name] for name in names)
         try:
             table = self._execute(statement, fill_names(text, self.state, tables), bound, tables)
@@ -179,15 +193,18 @@ class Connection(database.Connection):
 
     def arrow(self, statement: StatementName, *, tables: Tables, **values: int | str) -> pa.Table:
         """
-        Before a `receive` the faster `receive_range` is tried.
+        Execute a statement and return its rows as an Arrow table; a uuid is 16 bytes.
 
-        Values are written into the text: without parameters the driver streams by COPY.
-        Measured: 2.4 us a message, 3.0 with parameters, and no second copy of the result.
+        For a `receive` the faster `receive_range` is tried first.
+
+        The values are written into the text, because the driver streams the result of a statement
+        without parameters by COPY. Measured: this takes 2.4 us a message, and 3.0 us with
+        parameters. It also avoids a second copy of the result.
         """
         if statement == "receive":
-            found = self._receive_range(tables["queue"], cast("dict[str, int]", values))
-            if found is not None:
-                return found
+            received = self._receive_range(tables["queue"], cast("dict[str, int]", values))
+            if received is not None:
+                return received
         text = fill_names(write_values(statement, values), self.state, tables)
         most = 2 * cast("int", values["bytes"]) if statement == "browse" else None
         return plain_columns(self._execute(statement, text, (), tables, most))
@@ -199,7 +216,7 @@ class Connection(database.Connection):
         self._ingest("load", {"queue": queue}, queue, rows)
 
     def store(self, table: str, rows: pa.Table) -> None:
-        # measured, for 13 MB: 60 ms of the server's time, 72 ms by INSERT
+        # measured for 13 MB: COPY takes 60 ms of the server's time, INSERT takes 72 ms
         if rows.num_rows:
             self._ingest(f"store {table}", {}, QueueAddress(table, self.state), rows)
 
@@ -221,8 +238,8 @@ class Connection(database.Connection):
 
     def explain(self, tables: Tables) -> list[str]:
         compiled = {
-            name: explain.compile_text(text, self.state, its)
-            for name, text, its in to_explain(STATEMENTS, tables)
+            name: explain.compile_text(text, self.state, its_tables)
+            for name, text, its_tables in to_explain(STATEMENTS, tables)
         }
         self.run_script(explain.WITHOUT_SCANS)
         return find_faults(compiled, self._plan_of, explain.judge)
@@ -233,7 +250,7 @@ class Connection(database.Connection):
     # ------------------------------------------------------------ inside
 
     def _plan_of(self, text: str) -> str:
-        """Return the lines of an EXPLAIN; run another text, which has no plan."""
+        """Return the plan that an EXPLAIN prints; any other text is run, and its plan is empty."""
         if not text.startswith("EXPLAIN"):
             self.run_script(text)
             return ""
@@ -244,18 +261,21 @@ class Connection(database.Connection):
 
     def _receive_range(self, queue: QueueAddress, limits: Mapping[str, int]) -> pa.Table | None:
         """
-        Receive the messages from `first` on, as many numbers as there may be messages.
+        Receive a range of seqs: from `first` on, as many seqs as there may be messages.
 
-        None: `receive` has to look, because the range is empty, too large, or not free.
+        Returns:
+            None: `receive` must be used, because the range is empty, too large, or another session
+            holds some of its rows.
         """
-        first, messages = limits["first"], limits["messages"]
+        first = limits["first"]
+        messages = limits["messages"]
         key = self.server, queue
         if messages < FEWEST or time.monotonic() < HELD.get(key, -PAUSE) + PAUSE:
             return None
         try:
             with database.attempt(self):
                 self.set_lock_timeout(ROW_WAIT)
-                found = self.arrow(
+                received = self.arrow(
                     "receive_range",
                     tables={"queue": queue},
                     first=first,
@@ -270,19 +290,24 @@ class Connection(database.Connection):
             HELD[key] = time.monotonic()
             return None
         self.set_lock_timeout(None)
-        return found if found.num_rows else None
+        return received if received.num_rows else None
 
     def _end_frozen(self, error: errors.TimedOut, values: Mapping[str, Value]) -> errors.TimedOut:
         """
-        End sessions of the same stream or sink whose client hangs while they hold its rows.
+        End sessions of the same stream or sink that hold its rows while their client hangs.
 
-        Returns the error of the wait: one that is tried again if a session was ended.
+        Returns:
+            The error to raise for the wait. If a session was ended, it is LockTimedOut, after which
+            the transaction runs again.
         """
-        stream, sink = values.get("stream"), values.get("sink")
+        stream = values.get("stream")
+        sink = values.get("sink")
         if stream is None and sink is None:
             return error
         name = f" {stream!s} " if sink is None else f" {sink!s}/"
-        kind, seconds, reason = type(error), error.seconds, error.reason
+        kind = type(error)
+        seconds = error.seconds
+        reason = error.reason
         sessions = self.rows(
             "end_frozen",
             FrozenSession,
@@ -300,9 +325,10 @@ class Connection(database.Connection):
         return kind(statement=error.statement, seconds=seconds, reason=reason)
 
     def _ingest(self, statement: str, tables: Tables, into: QueueAddress, rows: pa.Table) -> None:
-        # the driver copies a batch before it sends it: small ones, or all is in memory twice
-        step = max(1, COPIED * rows.num_rows // max(1, rows.nbytes))
-        batches = pa.Table.from_batches(rows.to_batches(max_chunksize=step), rows.schema)
+        # The driver copies each batch before it sends it. With one large batch all rows would be in
+        # memory twice.
+        batch_rows = max(1, COPIED * rows.num_rows // max(1, rows.nbytes))
+        batches = pa.Table.from_batches(rows.to_batches(max_chunksize=batch_rows), rows.schema)
         self._note_start()
         try:
             with self._raw.cursor() as cursor:
@@ -331,15 +357,17 @@ class Connection(database.Connection):
                 if is_alone:
                     cursor.executemany(STATEMENTS["begin_alone"], None)
                 cursor.execute(text, bind(values))
-                if most is None:
-                    found = cursor.fetch_arrow_table() if cursor.description else pa.table({})
+                if most is not None:
+                    result = read_up_to(cursor, most)
+                elif cursor.description:
+                    result = cursor.fetch_arrow_table()
                 else:
-                    found = read_up_to(cursor, most)
+                    result = pa.table({})
                 if is_alone:
                     cursor.executemany(STATEMENTS["commit"], None)
         except Error as error:
             raise self._failure(statement, tables, error) from None
-        return found
+        return result
 
     def _note_start(self) -> None:
         self._began = time.monotonic()
@@ -347,41 +375,49 @@ class Connection(database.Connection):
             self._opened = self._began
 
     def _failure(self, statement: str, tables: Tables, error: Error) -> errors.DatabaseFailure:
-        """Undo, and return the package's error."""
+        """Undo the open work, and return the package's error for the driver's error."""
         failure = read_error(error)
         now = time.monotonic()
-        took, open_for = now - self._began, now - self._opened
-        if "statement pooling" in failure.text:  # PgBouncer's words, which are English everywhere
+        took = now - self._began
+        open_for = now - self._opened
+        if "statement pooling" in failure.text:  # PgBouncer always writes English
             return errors.StatementPooling(server=self.server, reason=failure.text)
         if not self.undo():
             return self._lost(statement, failure, open_for)
         refusals = self._look_up(statement, tables, failure)
-        found = choose_refusal(failure.state, refusals)
-        role = found.role if found else next(iter(tables), "")
+        refusal = choose_refusal(failure.state, refusals)
+        role = refusal.role if refusal else next(iter(tables), "")
         place = self._place(statement, tables.get(role), role)
-        team = self._team(failure.state, place, found)
-        return statement_error(failure, place, took=took, found=found, team=team)
+        team = self._team(failure.state, place, refusal)
+        return statement_error(failure, place, took=took, refusal=refusal, team=team)
 
     def _lost(self, statement: str, failure: Failure, open_for: float) -> errors.DatabaseFailure:
         """
         Return the error of a session that has ended.
 
-        A session that is ended between two statements has no SQLSTATE: then the time decides.
+        If the server ended the session between two statements, the driver reports no SQLSTATE. Then
+        the time that the transaction was open shows whether transaction_timeout ended it.
         """
         limit = self.transaction_limit
         is_late = limit > 0 and open_for >= LIMIT_REACHED * limit and failure.state == NO_SQLSTATE
         if failure.state == TRANSACTION_TIMEOUT or is_late:
-            found = f"{limit:g} s" if limit > 0 else "a time that was set after it connected"
+            value = f"{limit:g} s" if limit > 0 else "a time that was set after it connected"
             return errors.TransactionLimited(
-                statement=statement, setting="transaction_timeout", found=found
+                statement=statement, setting="transaction_timeout", found=value
             )
         return errors.ConnectionLost(statement=statement, reason=failure.text)
 
     def _look_up(self, statement: str, tables: Tables, failure: Failure) -> list[Refusal]:
-        """Ask the catalogue what a statement that failed lacks; nothing if that fails too."""
+        """
+        Ask the catalogue what a failed statement lacked.
+
+        Returns:
+            What it says of each table; nothing, if the question fails too.
+        """
         if failure.state not in LOOKED_UP or statement in {"why_refused", "state_schemas"}:
             return []
-        # what was done before the savepoint of the statement that failed is kept
+        # If only the savepoint was undone, the transaction is still open. The question must not end
+        # it, so it gets a savepoint of its own.
         is_open = self.work is Work.TRANSACTION
         try:
             with attempt(self) if is_open else nullcontext():
@@ -396,15 +432,15 @@ class Connection(database.Connection):
         except errors.DatabaseFailure:
             return []
 
-    def _team(self, state: str, place: Place, found: Refusal | None) -> tuple[str, str] | None:
-        """Return a refused schema with the roles that may use it, if it has state tables."""
-        is_other = found is not None and found.lacks in {"database", "owner", "policy"}
+    def _team(self, state: str, place: Place, refusal: Refusal | None) -> tuple[str, str] | None:
+        """Return a refused state schema and its roles; None: another schema is refused."""
+        is_other = refusal is not None and refusal.lacks in {"database", "owner", "policy"}
         if state != "42501" or is_other or place.statement == "state_schemas":
             return None
         schema = self.state if place.queue is None else schema_of(place.queue)
-        its = self.row("state_schemas", database.StateSchema, schema_name=schema)
-        if its is not None:
-            return schema, its.roles
+        state_schema = self.row("state_schemas", database.StateSchema, schema_name=schema)
+        if state_schema is not None:
+            return schema, state_schema.roles
         return (schema, "") if schema == self.state else None
 
     def _undo(self, work: Work) -> Work | None:

@@ -1,11 +1,10 @@
 """
-The ADBC driver: one connection, its protection and its search path; and tokens as passwords.
+The ADBC driver: it opens connections, and cloud services give it passwords.
 
-The driver reads the catalogue before any statement of ours, so the search path is a parameter of
-the connection. A pooler may refuse that parameter. That costs one attempt for each process.
+The driver reads the catalogue before our first statement, so the search path must be a parameter of
+the connection. Some poolers refuse that parameter. Then each process connects once in vain.
 
-PostgreSQL in a cloud accepts tokens of the cloud's services as passwords. Their packages are of the
-extras `azure` and `aws`, and imported when a session connects.
+PostgreSQL in a cloud accepts tokens of the cloud's services as passwords.
 Azure: https://learn.microsoft.com/azure/postgresql/flexible-server/security-entra-configure
 AWS: https://docs.aws.amazon.com/AmazonRDS/latest/UserGuide/UsingWithRDS.IAMDBAuth.html
 """
@@ -15,7 +14,6 @@ from __future__ import annotations
 import os
 import re
 from functools import cache
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -26,6 +24,7 @@ from sqlq_spark import errors
 from sqlq_spark.database.postgresql.errors import connection_error, cut_sentence
 from sqlq_spark.database.postgresql.rows import cut_name
 from sqlq_spark.database.postgresql.url import Target, quotes_secret
+from sqlq_spark.database.tokens import azure_token, import_extra
 from sqlq_spark.log import warn_once
 from sqlq_spark.wire.postgresql import POSTGRESQL
 
@@ -33,25 +32,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-OLDEST = 13  # the first version with gen_random_uuid; older ones are not tested
+OLDEST = 13  # the first version with gen_random_uuid; older versions are not tested
 
-# words of a pooler that takes no settings when a session starts: PgBouncer, RDS Proxy
+# errors of poolers that refuse the parameter `options`: PgBouncer, RDS Proxy
 NO_OPTIONS = r"unsupported startup parameter|command-line options"
-WITHOUT_OPTIONS: set[str] = set()  # servers that refused them in this process
+WITHOUT_OPTIONS: set[str] = set()  # servers that have refused it in this process
 SEARCH_PATH = "-c search_path=pg_catalog,pg_temp"
 
-# instead of a sentence that quotes the url
+# shown instead of a sentence that quotes the url
 HIDDEN_SENTENCE = "the driver's sentence is not shown, because it quotes a part of the url"
 
 AZURE_SCOPE = "https://ossrdbms-aad.database.windows.net/.default"
-# an RDS host's name has its region
+# the host name of an RDS server contains its region
 RDS_HOST = re.compile(r"(?i)[^,]+\.([a-z0-9-]+)\.rds\.amazonaws\.com(?:\.cn)?\.?")
 
 
 def open_session(url: str, server: str, application: str, timeout: float) -> dbapi.Connection:
     """Open a connection of the driver; `server` is the url without secrets."""
     raw = _open(url, server, application, timeout)
-    major, minor = divmod(int(raw.adbc_get_info()["vendor_version"]), 10_000)  # of 180006
+    # 180006 is version 18.6
+    major, minor = divmod(int(raw.adbc_get_info()["vendor_version"]), 10_000)
     if major < OLDEST:
         raw.close()
         raise errors.ServerTooOld(
@@ -62,8 +62,9 @@ def open_session(url: str, server: str, application: str, timeout: float) -> dba
 
 def _open(url: str, server: str, application: str, timeout: float) -> dbapi.Connection:
     target = Target.parse(url, os.environ)
-    if weak := target.weakness():
-        mode, risk = weak
+    weakness = target.weakness()
+    if weakness is not None:
+        mode, risk = weakness
         warn_once(
             "sslmode=%s for %s: %s; sslmode=verify-full, the default, prevents this",
             mode,
@@ -91,10 +92,11 @@ def _open(url: str, server: str, application: str, timeout: float) -> dbapi.Conn
 
 def _with_parameters(url: str, parameters: dict[str, str], timeout: float) -> str:
     """
-    Return the url with parameters behind its own.
+    Return the url with more parameters; libpq uses the last one of a name.
 
-    The limits before its own notice a server that vanished within the limit of a statement, unless
-    the url says more.
+    `parameters` come after those of the url, so they override them. The limits for a vanished
+    server come before those of the url, which override them. By these limits a server that
+    vanished is noticed within the time limit of a statement.
     """
     place, _, query = url.partition("?")
     limits = {
@@ -110,47 +112,30 @@ def _with_parameters(url: str, parameters: dict[str, str], timeout: float) -> st
 # ---------------------------------------------------------------- tokens
 
 
-def azure_token(_url: str) -> str:
-    """Return a token of Microsoft Entra for Azure Database for PostgreSQL."""
-    token: str = azure_credential().get_token(AZURE_SCOPE).token
-    return token
-
-
 def aws_token(url: str) -> str:
-    """Return a token of RDS IAM. It is signed here, for one host, port and user."""
+    """Return a token of RDS IAM. boto3 signs it in this process, for one host, port and user."""
     target = Target.parse(url, os.environ)
-    host, user, port = target.hosts, target.given.get("user"), target.port
+    host = target.hosts
+    user = target.given.get("user")
+    port = target.port
     if not host or "," in host or "," in port or host.startswith(("/", "@")):
         raise _bad_aws("one host in the url, because a token is for one")
     if not user:
         raise _bad_aws("the user in the url, the option user or PGUSER")
-    found = RDS_HOST.fullmatch(host)
-    # without a region boto3's own settings count
-    client = aws_client(found[1].lower() if found else os.environ.get("AWS_REGION"))
+    rds_host = RDS_HOST.fullmatch(host)
+    # if the region is None, boto3 uses its own settings
+    client = aws_client(rds_host[1].lower() if rds_host else os.environ.get("AWS_REGION"))
     token: str = client.generate_db_auth_token(DBHostname=host, Port=int(port), DBUsername=user)
     return token
 
 
 @cache
-def azure_credential() -> Any:  # noqa: ANN401 - of a package of an extra
-    """Return one credential for each process: it keeps a token until shortly before its end."""
-    return _import_extra("azure.identity", "azure-identity", "azure").DefaultAzureCredential()
-
-
-@cache
 def aws_client(region: str | None) -> Any:  # noqa: ANN401 - of a package of an extra
     """Return one client for each process and region."""
-    session = _import_extra("boto3", "boto3", "aws").session.Session(region_name=region)
+    session = import_extra("boto3", "boto3", "aws").session.Session(region_name=region)
     if session.region_name is None:
         raise _bad_aws("a region: set AWS_REGION")
     return session.client("rds")
-
-
-def _import_extra(module: str, package: str, extra: str) -> Any:  # noqa: ANN401
-    try:
-        return import_module(module)
-    except ModuleNotFoundError:
-        raise errors.MissingPackage(package=package, extra=extra) from None
 
 
 def _bad_aws(expected: str) -> errors.BadOption:
@@ -158,4 +143,7 @@ def _bad_aws(expected: str) -> errors.BadOption:
 
 
 # option → what gives a password for a url
-TOKENS: dict[str, Callable[[str], str]] = {"azure": azure_token, "aws": aws_token}
+TOKENS: dict[str, Callable[[str], str]] = {
+    "azure": lambda _url: azure_token(AZURE_SCOPE),
+    "aws": aws_token,
+}

@@ -1,9 +1,10 @@
 """
-A driver's error → the package's error, with the SQL that fixes the problem.
+Turn a driver's error into the package's error, with the SQL that fixes the problem.
 
-The server's sentences are in the language of its setting lc_messages, so nothing is read from them.
-A statement that failed has a SQLSTATE, and the catalogue has what is missing: see `why_refused`.
-libpq reports why a connection failed in words only. Those of a server in English are known here.
+The server writes its sentences in the language of its setting lc_messages, so they are not
+searched. A failed statement has a SQLSTATE. The catalogue says what is missing: see `why_refused`.
+For a failed connection libpq reports only a sentence. The sentences of libpq, and of servers that
+write English, are known here.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Tables
 
 NO_CONNECTION_LEFT = "53300"  # a SQLSTATE
-NO_SQLSTATE = "?????"  # instead of a SQLSTATE, where the driver has none
-# status of the driver's own look for a table, where the error has no SQLSTATE → SQLSTATE
+NO_SQLSTATE = "?????"  # used if the driver reports no SQLSTATE
+# Before a bulk insert the driver looks for the table itself. Such an error has a status of the
+# driver, and no SQLSTATE: status → the SQLSTATE that means the same.
 DRIVER_STATES = {
     AdbcStatusCode.NOT_FOUND: "42P01",
     AdbcStatusCode.UNAUTHORIZED: "42501",
-    AdbcStatusCode.ALREADY_EXISTS: "42703",  # a column is not there
+    AdbcStatusCode.ALREADY_EXISTS: "42703",  # the driver reports an absent column so
 }
 
-# English words for a connection that failed → what they mean; the first that are found count
+# words in the sentence of a failed connection → the error that they mean; the first match counts
 WORDS: dict[str, type[errors.DatabaseFailure]] = {
-    # the server was reached, and crashed, stops or starts
+    # the server was reached, but it crashed, is stopping or is starting
     r"terminat|closed the connection|reset by peer|is (?:starting|shutting|not yet)|"
     r"recovery mode": errors.ConnectionLost,
     # the server, or PgBouncer, has no connection left
@@ -45,13 +47,13 @@ WORDS: dict[str, type[errors.DatabaseFailure]] = {
     r"certificate verify failed|[Ss]erver certificate for|root certificate|"
     r"does not support SSL, but SSL was required|could not get server's host name|"
     r"host name must be specified for a verified": errors.ServerNotVerified,
-    # a client's certificate that the server refuses, by an alert, or that cannot be read here
+    # the server refuses the client's certificate by a TLS alert, or this machine cannot read it
     r"\balert\b|valid client certificate|certificate authentication failed|certificate file|"
     r"private key": errors.CertificateRefused,
     r"database.*does not exist": errors.DatabaseNotFound,
     r"authentication|password|role .* (?:does not exist|is not permitted)|"
     r"pg_hba": errors.LoginRefused,
-    # libpq's own, which are English everywhere: no server has answered
+    # no server has answered; these are libpq's own sentences, which are always English
     r"refused$|refused |could not (?:translate|connect|create|look up)|[Tt]imed out|timeout|"
     r"unreachable|No route|No such file|Permission denied|[Hh]ost is down|invalid |"
     r"not currently accepting|Cannot assign": errors.NotReachable,
@@ -63,7 +65,7 @@ FIND_PRIMARY = (
     "target_session_attrs=read-write."
 )
 
-# SQLSTATE → what it means
+# SQLSTATE → the error that it means
 CODES: dict[str, type[errors.DatabaseFailure]] = {
     "22023": errors.TimeZoneNotFound,
     "23505": errors.ReceiptExists,
@@ -77,32 +79,34 @@ CODES: dict[str, type[errors.DatabaseFailure]] = {
     **dict.fromkeys(("53000", "53100", "53200", NO_CONNECTION_LEFT), errors.ServerShort),
     **dict.fromkeys(("57014", "55P03", "25P03"), errors.TimedOut),
 }
-# what follows the server's sentence where a row's seq is taken (23505)
+# added to the server's sentence if a row's seq is taken (23505)
 BEHIND = (
     "; the sequence of {0} is behind its highest seq, as after a copy of rows. `sqlqueue doctor` "
     "prints the SELECT setval(…) that sets it"
 )
-# SQLSTATEs of a wrong message or table: another attempt would fail as well
+# classes of SQLSTATEs for a wrong message or table: another attempt would fail too
 LASTING = ("0A", "22", "23", "42", "44", "P0")
 
-# SQLSTATEs of data exceptions (22) whose sentence has no value of a row: too long, null, divided by
-# zero, of another binary format
+# Data exceptions (SQLSTATEs of class 22) whose sentence quotes no value of a row: value too long,
+# null not allowed, division by zero, wrong binary format. All others may quote a message.
 WITHOUT_VALUE = {"22001", "22004", "22012", "22P03"}
 NOT_SHOWN = "the server refuses a value, which is not shown because it may be a message's"
-# SQLSTATEs whose DETAIL has no values of rows: deadlocks, names, resources, limits, cancelled
+# classes of SQLSTATEs whose DETAIL quotes no value of a row: deadlocks, names, resources, limits,
+# locks, cancelled statements
 WITHOUT_ROWS = ("40", "42", "53", "54", "55", "57")
-TRANSACTION_TIMEOUT = "25P04"
+TRANSACTION_TIMEOUT = "25P04"  # a SQLSTATE
 # SQLSTATEs for which the catalogue says what is missing
 LOOKED_UP = {"23505", "3F000", "42501", "42P01"}
 
-# share of the time limit; a statement that ends sooner was cancelled, with the same SQLSTATE
+# A cancelled statement has the same SQLSTATE as one that reached its time limit. It was cancelled
+# if it took less than this share of the limit.
 LIMIT_REACHED = 0.95
 
-MAKES = ("create", "install")  # statements that create tables begin so
+MAKES = ("create", "install")  # names of statements that create tables begin with these
 
-# statement, or statement and role of the table → the rights that it needs there
+# "statement", or "statement role" for a table with another role → the rights that it needs
 NEEDED_RIGHTS = {
-    # what locks rows of a queue and deletes them
+    # these lock rows of a queue and delete them
     **dict.fromkeys(("receive", "receive_range", "take"), "SELECT, DELETE, UPDATE (seq)"),
     **dict.fromkeys(("find_large", "divert_large"), "SELECT, DELETE, UPDATE (seq)"),
     "purge_expired": "SELECT, DELETE, UPDATE (seq)",
@@ -125,30 +129,30 @@ NEEDED_RIGHTS = {
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A driver's error, without the driver, the text of the statement and values of rows."""
+    """The facts of a driver's error: no object of the driver, no SQL text, no value of a row."""
 
     state: str  # SQLSTATE
     text: str  # the server's sentence, or libpq's
-    constraint: str = ""  # or the index that refused a row
+    constraint: str = ""  # the constraint or index that refused a row
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What the catalogue says of one table of a statement that failed: a row of `why_refused`."""
+    """A row of `why_refused`: what the catalogue says of one table of a failed statement."""
 
-    role: str  # the table's name in the statement
+    role: str  # the table's name in the statement's braces
     has_schema: bool
     has_table: bool
     of_seq: bool  # whether the index that refused a row is on seq
     lacks: str | None  # database, schema, owner, rights, sequence or policy; None: nothing
-    named: str  # quoted: what it lacks a right on, or the database
+    named: str  # the database, schema, table or sequence to which a right is missing, quoted
 
 
 def read_error(error: Error) -> Failure:
     fields = {name: value.decode(errors="replace") for name, value in map(_field, error.details)}
     state = error.sqlstate
     if state is None:
-        # of a bulk insert: the driver itself looks for the table, and then for the columns
+        # in a bulk insert the driver itself looks for the table, and then for the columns
         state = DRIVER_STATES.get(error.status_code, NO_SQLSTATE)
         if state in {"42P01", "42501"}:
             return Failure(state, "the driver cannot look at the table")
@@ -163,23 +167,28 @@ def read_error(error: Error) -> Failure:
 
 def _field(detail: tuple[str | bytes, bytes]) -> tuple[str, bytes]:
     name, value = detail
-    return (name.decode() if isinstance(name, bytes) else name).removeprefix("PG_DIAG_"), value
+    text = name.decode() if isinstance(name, bytes) else name
+    return text.removeprefix("PG_DIAG_"), value
 
 
 def cut_sentence(error: Error) -> str:
-    """Return the sentence of libpq or of the driver, without a statement's text."""
+    """Return the sentence of libpq or of the driver, without the statement's SQL text."""
     text = re.split(r"\n+Query was:|\. SQLSTATE:", str(error))[0]
     text = re.sub(r"(?s)Failed to execute query '.*': ", "", text)
-    found = re.search(r"(?:ERROR|FATAL|PANIC):\s+(.*?)(?=\nLINE |\nCONTEXT:|$)", text, re.DOTALL)
-    text = found[1] if found else text.rpartition("[libpq]")[2]
+    sentence = re.search(r"(?:ERROR|FATAL|PANIC):\s+(.*?)(?=\nLINE |\nCONTEXT:|$)", text, re.DOTALL)
+    text = sentence[1] if sentence else text.rpartition("[libpq]")[2]
     return " ".join(text.split())
 
 
 def connection_error(server: str, text: str, shown: str | None = None) -> errors.DatabaseFailure:
-    """Return the error for a connection that failed, by libpq's sentence; `shown` instead of it."""
-    found = (kind for words, kind in WORDS.items() if re.search(words, text))
+    """
+    Return the error for a connection that failed.
+
+    libpq's sentence `text` decides its kind. If `shown` is given, the error quotes that instead.
+    """
+    kinds = (kind for words, kind in WORDS.items() if re.search(words, text))
     place = Place(server=server)
-    kind = next(found, errors.ConnectionUnclear)
+    kind = next(kinds, errors.ConnectionUnclear)
     return place.error(kind, text if shown is None else shown, code=NO_CONNECTION_LEFT)
 
 
@@ -188,45 +197,48 @@ def statement_error(
     place: Place,
     *,
     took: float,
-    found: Refusal | None = None,
+    refusal: Refusal | None = None,
     team: tuple[str, str] | None = None,
 ) -> errors.DatabaseFailure:
     """
     Return the error of a statement.
 
     Args:
-        failure: what the server said.
-        place: the statement, with the table that the catalogue lacks something of.
-        took: seconds.
-        found: what the catalogue says of that table; None where it was not asked.
-        team: a state schema that is refused, and its roles.
+        failure: what the server reported.
+        place: the statement, and the table because of which it failed.
+        took: seconds until it failed.
+        refusal: what the catalogue says of that table; None: it was not asked.
+        team: a state schema that this login may not use, and the roles that may.
     """
-    state, text, fix = failure.state, failure.text, ""
-    kind = kind_of(state, place, took, found)
+    state = failure.state
+    text = failure.text
+    fix = ""
+    kind = kind_of(state, place, took, refusal)
     if state == "55P03":
         place = replace(place, seconds=place.lock_seconds)
     if kind is errors.TimeZoneNotFound and place.statement == "endpoint_zone":
         text = "the server does not know the time zone"
     elif kind is errors.ReadOnly:
         fix = FIND_PRIMARY
-    elif kind is errors.ReceiptExists and found is not None and found.of_seq:
+    elif kind is errors.ReceiptExists and refusal is not None and refusal.of_seq:
         text += BEHIND.format(place.target)
     elif kind is errors.RightMissing and team is not None:
-        kind, fix = errors.StateRightMissing, errors.StateRightMissing.fix_of(*team)
+        kind = errors.StateRightMissing
+        fix = errors.StateRightMissing.fix_of(*team)
     elif kind is errors.RightMissing:
-        fix = missing_grant(place, found)
+        fix = missing_grant(place, refusal)
     return place.error(kind, text, code=state, fix=fix)
 
 
 def kind_of(
-    state: str, place: Place, took: float, found: Refusal | None
+    state: str, place: Place, took: float, refusal: Refusal | None
 ) -> type[errors.DatabaseFailure]:
-    """Return what a SQLSTATE means; `place.error` looks at the statement too."""
+    """Return the kind of error that a SQLSTATE means; `place.error` then looks at the statement."""
     other = errors.StatementRefused if state.startswith(LASTING) else errors.StatementFailed
-    if place.queue is not None and found is not None:
-        # what a trigger of the table uses is missing, not the table
-        is_there = {"42P01": found.has_table, "3F000": found.has_schema}.get(state, False)
-        if is_there or (state == "42501" and found.lacks == "policy"):
+    if place.queue is not None and refusal is not None:
+        # the table is there: something that its trigger or policy uses is missing
+        is_there = {"42P01": refusal.has_table, "3F000": refusal.has_schema}.get(state, False)
+        if is_there or (state == "42501" and refusal.lacks == "policy"):
             return other
     if state == "3F000" and (place.queue is None or not place.creates):
         return errors.QueueNotFound
@@ -241,9 +253,9 @@ def schema_of(queue: QueueAddress) -> str:
 
 def tables_to_look_up(place: Place, tables: Tables) -> list[dict[str, Any]]:
     """
-    Return what `why_refused` asks: the tables of a statement, or else its state schema.
+    Return what `why_refused` asks for: the tables of a statement, or else its state schema.
 
-    A table with two roles has the last: see `lock_table`.
+    If one table has two roles, as in `lock_table`, the last one counts.
     """
     roles = {queue: role for role, queue in tables.items()}
     asked = [
@@ -259,13 +271,15 @@ def tables_to_look_up(place: Place, tables: Tables) -> list[dict[str, Any]]:
 
 
 def choose_refusal(state: str, refusals: list[Refusal]) -> Refusal | None:
-    """Return the table for which a statement failed: the first that lacks something, or any."""
-    lacking = [
-        one
-        for one in refusals
-        if (one.lacks is not None if state == "42501" else not one.has_table or one.of_seq)
-    ]
-    return next(iter([*lacking, *refusals]), None)
+    """Return the table because of which a statement failed: the first that lacks something."""
+
+    def is_cause(refusal: Refusal) -> bool:
+        if state == "42501":
+            return refusal.lacks is not None
+        return refusal.of_seq or not refusal.has_table
+
+    causes = filter(is_cause, refusals)
+    return next(iter([*causes, *refusals]), None)
 
 
 def needed_rights(statement: str, role: str, queue: QueueAddress) -> str:
@@ -274,16 +288,17 @@ def needed_rights(statement: str, role: str, queue: QueueAddress) -> str:
     return rights.replace("(seq)", "(due)") if queue.table.endswith(DELAYED) else rights
 
 
-def missing_grant(place: Place, found: Refusal | None) -> str:
-    """Return the GRANT that is missing; what is refused is in no state schema."""
-    queue, lacks = place.queue, None if found is None else found.lacks
+def missing_grant(place: Place, refusal: Refusal | None) -> str:
+    """Return the GRANT that is missing, for a table outside of the state schemas."""
+    queue = place.queue
+    lacks = None if refusal is None else refusal.lacks
     target = place.target if queue is None else POSTGRESQL.quote_address(queue)
     if lacks == "owner":
         return f"a login that owns {target}"
-    if found is not None and lacks in {"database", "schema"}:
+    if refusal is not None and lacks in {"database", "schema"}:
         right = "CREATE" if place.statement.startswith(MAKES) else "USAGE"
-        return f"GRANT {right} ON {lacks.upper()} {found.named} TO the_user"
-    if found is not None and lacks == "sequence":
-        return f"GRANT USAGE ON SEQUENCE {found.named} TO the_user"
+        return f"GRANT {right} ON {lacks.upper()} {refusal.named} TO the_user"
+    if refusal is not None and lacks == "sequence":
+        return f"GRANT USAGE ON SEQUENCE {refusal.named} TO the_user"
     rights = "SELECT" if queue is None else needed_rights(place.statement, place.role, queue)
     return f"GRANT {rights} ON {target} TO the_user"

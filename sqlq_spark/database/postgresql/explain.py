@@ -1,7 +1,8 @@
 """
-How PostgreSQL explains a statement: by EXPLAIN, without sequential scans.
+How PostgreSQL explains a statement: by EXPLAIN, with sequential scans disabled.
 
-What has no plan runs in a transaction that is undone. A plan is at fault if it reads a whole table.
+A plan is at fault if it still reads a whole table. EXPLAIN does not accept every statement. The
+others run in a transaction that is undone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from sqlq_spark.wire.postgresql import POSTGRESQL
 if TYPE_CHECKING:
     from sqlq_spark.database import Tables
 
-# shape → what gives it to a queue; one with BodyString in its name was created with that column
+# Shapes of a queue's table → the SQL that changes a new queue so. If the shape's name contains
+# BodyString, the selftest has created the queue with that column.
 SHAPES = {
     "bigint seq, an index on Expires": (
         "ALTER TABLE {queue} ALTER COLUMN seq TYPE bigint; CREATE INDEX ON {queue} (expires)"
@@ -24,16 +26,17 @@ SHAPES = {
     "BodyString": "SELECT 1",
 }
 WITHOUT_SCANS = "SET enable_seqscan = off"
-NO_PLAN = re.compile("LOCK|SET|DROP")  # what begins so EXPLAIN does not accept
-# texts of parameters; of others "1", which each type can read
+NO_PLAN = re.compile("LOCK|SET|DROP")  # EXPLAIN does not accept statements that begin with these
+# parameter → its value; all other parameters get "1", which every type accepts
 VALUES = {**dict.fromkeys(("chosen", "delays", "moments", "places"), "[]"), "zone": "UTC"}
 
 
 def compile_text(text: str, state: str, tables: Tables) -> str:
-    """Return what plans a statement, or runs one that has no plan; no value has a quote."""
+    """Return the text that explains a statement, or that runs it if it has no plan."""
     table = POSTGRESQL.quote_address(tables["queue"])
     values = {**VALUES, "source_table": table, "table_name": table}
-    text = PARAMETER.sub(lambda found: f"'{values.get(found[1], '1')}'", text)
+    # no value contains a single quote
+    text = PARAMETER.sub(lambda parameter: f"'{values.get(parameter[1], '1')}'", text)
     text = fill_names(text, state, tables)
     return f"BEGIN; {text}; ROLLBACK" if NO_PLAN.match(text) else f"EXPLAIN {text}"
 
@@ -41,4 +44,4 @@ def compile_text(text: str, state: str, tables: Tables) -> str:
 def judge(plan: str, name: str) -> list[str]:
     """Return what is wrong with a plan."""
     scanned = [] if name in WHOLE else re.findall(r"Seq Scan on (?!pg_)(\S+)", plan)
-    return [f"it reads all of {each}" for each in scanned]
+    return [f"it reads all of {table}" for table in scanned]

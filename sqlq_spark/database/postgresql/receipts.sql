@@ -1,13 +1,13 @@
--- part: closed_batch
--- What the row of a stream keeps when a batch is closed: the plan of a later batch, and the high-water mark
--- of Spark's query; other statements contain it.
+-- part: kept_when_closed
+-- What the row of a stream keeps when a batch is closed; other statements contain it. It keeps the plan of
+-- a later batch with its high-water mark, and the highest batch of Spark's query that was closed.
 plan_batch  = CASE WHEN plan_batch > :batch::bigint THEN plan_batch END,
-plan        = CASE WHEN plan_batch > :batch::bigint THEN plan END,
-plan_after  = CASE WHEN plan_batch > :batch::bigint THEN plan_after END,
+stored_plan = CASE WHEN plan_batch > :batch::bigint THEN stored_plan END,
+plan_high_water = CASE WHEN plan_batch > :batch::bigint THEN plan_high_water END,
 query_id    = coalesce(:query_id::text, query_id),
-query_batch = CASE WHEN :query_id::text IS NULL THEN query_batch
+spark_batch = CASE WHEN :query_id::text IS NULL THEN spark_batch
                    WHEN query_id = :query_id::text
-                   THEN greatest(query_batch, :spark_batch::bigint)
+                   THEN greatest(spark_batch, :spark_batch::bigint)
                    ELSE :spark_batch::bigint END
 
 -- name: new_stream
@@ -16,10 +16,11 @@ VALUES (:stream::text, :queue_name::text, :driver::text)
 
 -- name: lock_stream
 -- Locks:   the stream's row, until commit; waits for running tasks.
--- Returns: queue text, driver text, acked_batch bigint, plan_batch bigint, plan text
-SELECT queue, driver, acked_batch, plan_batch, plan
+-- Returns: queue text, driver text, acked_batch bigint, plan_batch bigint, stored_plan
+--          text
+SELECT queue, driver, acked_batch, plan_batch, stored_plan
   FROM {state}.stream
- WHERE stream = :stream::text
+ WHERE stream = :stream::text AND version_4 IS NULL
    FOR UPDATE
 
 -- name: claim
@@ -44,16 +45,16 @@ SELECT queue, count(*) AS tasks,
        sum(messages)::bigint AS messages, sum(expired)::bigint AS expired,
        sum(diverted)::bigint AS diverted, sum(forwarded)::bigint AS forwarded,
        CASE WHEN min(query_id) = max(query_id) THEN max(query_id) END AS query_id,
-       CASE WHEN min(query_id) = max(query_id) THEN max(query_batch) END AS spark_batch
+       CASE WHEN min(query_id) = max(query_id) THEN max(spark_batch) END AS spark_batch
   FROM {state}.receipt
  WHERE stream = :stream::text AND batch BETWEEN :first::bigint AND :batch::bigint
  GROUP BY queue
 
 -- name: acknowledge
--- Raises the query's high-water mark too: no stream of Spark's query receives for that batch again.
+-- Closes a batch for its stream and for Spark's query: none of the query's streams receives for it again.
 UPDATE {state}.stream
    SET acked_batch = :batch::bigint,
-       {closed_batch},
+       {kept_when_closed},
        messages    = messages + :messages::bigint,
        expired     = expired + :expired::bigint,
        diverted    = diverted + :diverted::bigint,
@@ -69,31 +70,32 @@ DELETE FROM {state}.receipt
  WHERE stream = :stream::text AND batch BETWEEN :first::bigint AND :batch::bigint
 
 -- name: store_plan
--- Stores a plan with the high-water mark of Spark's query: the last batch that one of its streams has
--- acknowledged or has receipts of. The sink may hold the batches up to it, so the plan may not be used
--- for them. Before the first acknowledgement the stream's query is not known. Then the marks of the 500
--- queries that were seen last are stored, as JSON: 23 kB at most.
+-- Stores a plan with its high-water mark plan_high_water: the highest batch of
+-- Spark's query that one of its streams has closed or has receipts of. The sink may hold the batches up to
+-- it, so the plan may not be used for them. Before the first acknowledgement the stream's query is not
+-- known. Then the high-water marks of the 500 queries that were seen last are stored, as JSON: 23 kB at
+-- most.
 -- Index:   receipt_query, behind the batches acknowledged before; stream_query.
-WITH marks AS NOT MATERIALIZED (
-    SELECT query_id, query_batch, created AS seen FROM {state}.receipt
+WITH received AS NOT MATERIALIZED (
+    SELECT query_id, spark_batch, created AS seen FROM {state}.receipt
     UNION ALL
-    SELECT query_id, query_batch, seen FROM {state}.stream)
+    SELECT query_id, spark_batch, seen FROM {state}.stream)
 UPDATE {state}.stream AS o
    SET plan_batch = :batch::bigint,
-       plan       = :plan::text,
-       plan_after = CASE WHEN o.query_id IS NULL
-                    THEN (SELECT json_object_agg(h.query_id, h.query_batch)::text
-                            FROM (SELECT m.query_id, max(m.query_batch) AS query_batch
-                                    FROM marks AS m
+       stored_plan = :stored_plan::text,
+       plan_high_water = CASE WHEN o.query_id IS NULL
+                    THEN (SELECT json_object_agg(h.query_id, h.spark_batch)::text
+                            FROM (SELECT m.query_id, max(m.spark_batch) AS spark_batch
+                                    FROM received AS m
                                    WHERE m.query_id IS NOT NULL
                                    GROUP BY m.query_id
                                    ORDER BY max(m.seen) DESC
                                    LIMIT 500) AS h)
-                    ELSE (SELECT json_build_object(o.query_id, max(m.query_batch))::text
-                            FROM marks AS m
-                           WHERE m.query_id = o.query_id AND m.query_batch >= o.query_batch) END,
+                    ELSE (SELECT json_build_object(o.query_id, max(m.spark_batch))::text
+                            FROM received AS m
+                           WHERE m.query_id = o.query_id AND m.spark_batch >= o.spark_batch) END,
        seen       = now()
- WHERE o.stream = :stream::text
+ WHERE o.stream = :stream::text AND o.version_4 IS NULL
 
 -- name: receipts
 -- Lists receipts without their payloads, oldest first. Who may write a receipt can name any queue in
@@ -122,14 +124,14 @@ WITH pages AS (
      WHERE stream = :stream::text AND batch = :batch::bigint AND task = :task::bigint)
 DELETE FROM {state}.receipt
  WHERE stream = :stream::text AND batch = :batch::bigint AND task = :task::bigint
-RETURNING queue, messages, settled, payload, unpacked, query_id, query_batch AS spark_batch
+RETURNING queue, messages, settled, payload, unpacked, query_id, spark_batch
 
--- name: retire_stream
--- Its receipts were returned or dropped. A checkpoint that is restored must not receive again, and no
--- other stream of Spark's query may receive for that batch.
+-- name: close_batch
+-- An operator has returned or dropped a receipt of the batch. A checkpoint that is restored must not
+-- receive for it again, and no other stream of Spark's query may receive for that batch.
 UPDATE {state}.stream
    SET acked_batch = greatest(acked_batch, :batch::bigint),
-       {closed_batch}
+       {kept_when_closed}
  WHERE stream = :stream::text
 
 -- name: streams

@@ -13,8 +13,9 @@ coalesce(octet_length(headers), 0)
  OR {header_bytes} > :largest_headers::bigint)
 
 -- part: readable_expiry
--- An expiry that each client can show; other statements contain it. One that is infinite, or later than
--- the year 9999, is null: such a message never expires. One before 1900, as -infinity, has expired.
+-- An expiry that each client can show; other statements contain it. An expiry that is infinite, or later
+-- than the year 9999, becomes null, because such a message never expires. An expiry before 1900, as
+-- -infinity, becomes 1900: the message has expired.
 CASE WHEN expires < timestamp '9999-12-31' THEN greatest(expires, timestamp '1900-01-01') END
 
 -- part: received_row
@@ -25,27 +26,27 @@ headers, body, seq::bigint AS seq
 
 -- name: fence
 -- A task of a batch that was acknowledged must not receive.
--- `plan_high_water` is the query's high-water mark, as it was when the plan was stored: the last batch
--- of Spark's query that one of its streams had received for. `is_reader` says whether the stream is the
--- one that may receive from this queue for the query's run, see enter_query. :query_id may be null.
+-- `plan_high_water` is the highest batch of Spark's query that one of its streams had closed or had
+-- receipts of, when the plan was stored. `is_reader` says whether the stream is the one that may receive
+-- from this queue for the query's run, see enter_query. :query_id may be null.
 -- Locks:   the stream's row FOR SHARE, until commit; acknowledge waits for the task.
 -- Index:   the primary keys of stream and query_reader.
 -- Returns: acked_batch bigint, plan_high_water bigint or null, is_reader bool; no row where the stream is
 --          not there
 SELECT o.acked_batch,
-       (o.plan_after::json ->> :query_id::text)::bigint AS plan_high_water,
+       (o.plan_high_water::json ->> :query_id::text)::bigint AS plan_high_water,
        coalesce(r.stream = o.stream AND r.run_id = :run_id::text, false) AS is_reader
   FROM {state}.stream AS o
   LEFT JOIN {state}.query_reader AS r
     ON r.query_id = :query_id::text AND r.queue = :queue_name::text
- WHERE o.stream = :stream::text
+ WHERE o.stream = :stream::text AND o.version_4 IS NULL
    FOR SHARE OF o
 
 -- name: enter_query
--- Two streams of one query must not share the messages of a queue: each would get a part. So the first
--- stream that receives from a queue for a run of the query enters itself here. An entry of an earlier run
--- is replaced: its stream may belong to a checkpoint that is lost. An entry of another stream for the same
--- run stays, see query_reader.
+-- Two streams of one query must not share the messages of a queue, because each would get a part of them.
+-- So the first stream that receives from a queue for a run of the query enters itself here. An entry of an
+-- earlier run is replaced, because its stream may belong to a checkpoint that is lost. An entry of another
+-- stream for the same run stays, see query_reader.
 -- Locks:   the row, until commit; waits for another stream that enters itself.
 -- Index:   the primary key.
 INSERT INTO {state}.query_reader AS r (query_id, queue, stream, run_id)
@@ -65,7 +66,7 @@ SELECT stream
 -- name: find_receipt
 -- Returns: payload bytea; empty where it is in pages; messages, unpacked (bytes) bigint; query_id text,
 --          spark_batch bigint, or null
-SELECT payload, messages, unpacked, query_id, query_batch AS spark_batch
+SELECT payload, messages, unpacked, query_id, spark_batch
   FROM {state}.receipt
  WHERE stream = :stream::text AND batch = :batch::bigint AND task = :task::bigint
 
@@ -77,10 +78,10 @@ SELECT payload
  ORDER BY page
 
 -- name: receive_range
--- Deletes the messages of a range that no other session needs: all of them, if they are no more than a
--- count and a size and none is too large; otherwise none. It locks no row before it deletes
--- it, which saves a fifth of the server's work. Both passes have one snapshot, so no row is added between
--- them. A row that another session changes meanwhile can have more bytes than were counted.
+-- Deletes all messages of a range, if they are no more than a count and a size and none is too large.
+-- Otherwise it deletes none. It locks no row before it deletes it, which saves a fifth of the server's
+-- work. Both passes have one snapshot, so no row is added between them. A row that another session changes
+-- meanwhile can have more bytes than were counted.
 -- Locks:   a row lock for each row it deletes, until commit. Waits 1 ms for each row that another
 --          session holds, and gives up at the first one that stays held; `receive` takes the others.
 -- Index:   the unique index on seq.
@@ -144,8 +145,8 @@ RETURNING {received_row}
 
 
 -- name: find_large
--- The lowest messages of a range that are too large and that no other session holds. It runs only where
--- the sample had such sizes and the task got less than was planned.
+-- The lowest messages of a range that are too large and that no other session holds. It runs only if the
+-- sample of the plan may have had such sizes, and the task got less than was planned.
 -- Locks:   a row lock for each, until commit. Never waits.
 -- Index:   the unique index on seq.
 -- Returns: seq bigint, bytes bigint, headers bigint: their bytes; place text: the row's own until the
@@ -166,7 +167,7 @@ SELECT seq::bigint AS seq, {message_bytes} AS bytes,
 -- Another message of the same seq stays.
 -- Locks:   a row lock for each, until commit; find_large has them already.
 -- Index:   none; by ctid.
--- Returns: moved bigint, expired bigint
+-- Returns: diverted bigint, expired bigint: how many were moved, and how many were dropped
 WITH gone AS (
     DELETE FROM {queue}
      WHERE ctid = ANY (ARRAY (
@@ -178,7 +179,8 @@ moved AS (
     SELECT CASE WHEN :renamed::boolean THEN gen_random_uuid() ELSE id END, headers, coalesce(body, '')
       FROM gone
      WHERE NOT expired)
-SELECT count(*) FILTER (WHERE NOT expired) AS moved, count(*) FILTER (WHERE expired) AS expired FROM gone
+SELECT count(*) FILTER (WHERE NOT expired) AS diverted, count(*) FILTER (WHERE expired) AS expired
+  FROM gone
 
 -- name: skip_taken
 -- Moves the sequence of a queue past seqs that rows have already: whoever may insert can choose a seq. It
@@ -214,9 +216,10 @@ SELECT count(nextval(its.sequence)) AS skipped
  WHERE taken.last IS NOT NULL
 
 -- name: begin_receipt
--- Writes an empty page, before the others. Its key is the lock of an attempt: a second attempt of the task
--- waits here, then fails (23505), starts again and finds the receipt; or goes on, if the first one failed.
--- Without it they would skip each other's messages, and the faster one could leave an empty receipt.
+-- Writes an empty page, before the others. Its key is the lock of an attempt. A second attempt of the task
+-- waits here. If the first one commits, the second one fails (23505), starts again and finds the receipt. If
+-- the first one fails, the second one goes on. Without this page both would skip each other's messages, and
+-- the faster one could leave an empty receipt.
 -- Locks:   the row it writes, until commit; waits for another attempt.
 INSERT INTO {state}.receipt_page (stream, batch, task, page, payload)
 VALUES (:stream::text, :batch::bigint, :task::bigint, -1, '')
@@ -225,7 +228,7 @@ VALUES (:stream::text, :batch::bigint, :task::bigint, -1, '')
 -- Locks:   the row it writes, until commit; begin_receipt has kept other attempts away.
 INSERT INTO {state}.receipt
        (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,
-        query_id, query_batch, unpacked, payload)
+        query_id, spark_batch, unpacked, payload)
 VALUES (:stream::text, :batch::bigint, :task::bigint, :queue_name::text, :messages::bigint,
         :expired::bigint, :diverted::bigint, :forwarded::bigint, :bytes::bigint,
         :query_id::text, :spark_batch::bigint, :unpacked::bigint, :payload::bytea)

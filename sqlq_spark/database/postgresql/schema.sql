@@ -1,10 +1,11 @@
 -- name: install_lock
--- The second of two installers waits for the first.
--- Locks: advisory, until the transaction ends.
+-- Makes the second of two installers wait for the first.
+-- Locks:   an advisory lock, until the transaction ends.
 SELECT pg_advisory_xact_lock(hashtextextended('sqlq_spark install ' || :state_name::text, 0))
 
 -- name: install_schema
--- Before the check, so that no other login can make the schema after it.
+-- Creates the state schema. This runs before the owner is checked, so that no other login can create the
+-- schema after the check.
 DO $do$
 BEGIN
     IF to_regnamespace('{state_escaped}') IS NULL THEN
@@ -14,15 +15,19 @@ END
 $do$
 
 -- name: install_state
--- A row of `stream` is updated twice in a batch; free space in its page keeps these updates HOT. No update
--- changes the key of its index, except the first acknowledgement. `query_id` and `query_batch` are Spark's
--- names for the last acknowledged batch. The plan may only be used for batches above those in `plan_after`.
--- A row of `receipt` is written in one commit with the delete from the queue, read only by a replay, and
--- deleted when its batch is acknowledged. Its payload is compressed already, so the server must not try
--- again. `dispatch_log` has no batch for a sink that has sent none, and a `destination` only for a write
--- with a name, of its last batch. A login only inserts into `trail`. The server writes the time and the
--- logins; `session_login` is the one that connected, before SET ROLE.
--- Locks:   the tables that it creates, until commit; none that is there.
+-- Notes on the tables, for maintainers:
+-- - A row of `stream` is updated twice in a batch. The free space in its page keeps these updates HOT.
+--   Only the first acknowledgement changes the key of an index.
+-- - `query_id` and `spark_batch` are Spark's names for the last acknowledged batch. The plan may only be
+--   used for batches above those in `plan_high_water`.
+-- - A row of `receipt` is inserted in the transaction that deletes its messages from the queue. Only a
+--   replay reads it. It is deleted when its batch is acknowledged. Its payload is compressed already, so
+--   the server must not try to compress it again.
+-- - `batch` of `dispatch_log` is null for a sink that has sent no batch. `destination` is set only by a
+--   write that has a name, and belongs to its last batch.
+-- - A login may only insert into `trail`. The server writes the time and the logins. `session_login` is
+--   the login that connected, before any SET ROLE.
+-- Locks:   the tables that it creates, until commit; nothing that exists already.
 
 -- All state tables, once.
 DO $do$
@@ -39,20 +44,21 @@ BEGIN
         driver      varchar(36) NOT NULL,
         acked_batch bigint      NOT NULL DEFAULT 0 CHECK (acked_batch >= 0),
         plan_batch  bigint      CHECK (plan_batch > acked_batch),
-        plan        text        CHECK ((plan IS NULL) = (plan_batch IS NULL)),
-        plan_after  text,
+        stored_plan text        CHECK ((stored_plan IS NULL) = (plan_batch IS NULL)),
+        plan_high_water text,
         query_id    varchar(36),
-        query_batch bigint      CHECK ((query_id IS NULL) = (query_batch IS NULL)),
+        spark_batch bigint      CHECK ((query_id IS NULL) = (spark_batch IS NULL)),
         messages    bigint      NOT NULL DEFAULT 0,
         expired     bigint      NOT NULL DEFAULT 0,
         diverted    bigint      NOT NULL DEFAULT 0,
         forwarded   bigint      NOT NULL DEFAULT 0,
         created     timestamptz NOT NULL DEFAULT now(),
-        seen        timestamptz NOT NULL DEFAULT now()
+        seen        timestamptz NOT NULL DEFAULT now(),
+        version_4   boolean
     ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
     CREATE INDEX stream_query ON {state}.stream (query_id);
 
-    -- the one stream of a query that receives from a queue, since which run of the query
+    -- the one stream of a query that may receive from a queue, and the run in which it began
     CREATE TABLE {state}.query_reader (
         query_id varchar(36)  NOT NULL,
         queue    text         NOT NULL,
@@ -74,17 +80,17 @@ BEGIN
         forwarded   bigint      NOT NULL CHECK (forwarded >= 0),
         bytes       bigint      NOT NULL CHECK (bytes >= 0),
         query_id    varchar(36),
-        query_batch bigint,
+        spark_batch bigint,
         settled     boolean     NOT NULL DEFAULT false,
         unpacked    bigint      NOT NULL CHECK (unpacked >= 0),
         payload     bytea       NOT NULL,
         created     timestamptz NOT NULL DEFAULT now(),
         PRIMARY KEY (stream, batch, task)
     ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
-    CREATE INDEX receipt_query ON {state}.receipt (query_id, query_batch);
+    CREATE INDEX receipt_query ON {state}.receipt (query_id, spark_batch);
     ALTER TABLE {state}.receipt ALTER COLUMN payload SET STORAGE EXTERNAL;
 
-    -- a large receipt's payload, cut so that a row fills a page
+    -- the payload of a large receipt, cut so that each row fills a page of the table
     CREATE TABLE {state}.receipt_page (
         stream  varchar(36) NOT NULL,
         batch   bigint      NOT NULL,
@@ -95,28 +101,28 @@ BEGIN
     ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
     ALTER TABLE {state}.receipt_page ALTER COLUMN payload SET STORAGE PLAIN;
 
-    -- what tasks stage for a sink, until the driver dispatches or discards it
+    -- messages that tasks stage for a sink, until the driver dispatches or discards them
     CREATE TABLE {state}.staging (
-        sink     varchar(200) NOT NULL,
-        batch    bigint       NOT NULL,
-        attempt  varchar(36)  NOT NULL,
-        chunk    integer      NOT NULL,
-        messages bigint       NOT NULL CHECK (messages > 0),
-        payload  bytea        NOT NULL,
-        created  timestamptz  NOT NULL DEFAULT now(),
-        PRIMARY KEY (sink, batch, attempt, chunk)
+        sink       varchar(200) NOT NULL,
+        sink_batch bigint       NOT NULL,
+        attempt    varchar(36)  NOT NULL,
+        chunk      integer      NOT NULL,
+        messages   bigint       NOT NULL CHECK (messages > 0),
+        payload    bytea        NOT NULL,
+        created    timestamptz  NOT NULL DEFAULT now(),
+        PRIMARY KEY (sink, sink_batch, attempt, chunk)
     ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
     ALTER TABLE {state}.staging ALTER COLUMN payload SET STORAGE EXTERNAL;
 
-    -- the same for a large chunk
+    -- the payload of a large chunk, cut in the same way
     CREATE TABLE {state}.staging_page (
-        sink    varchar(200) NOT NULL,
-        batch   bigint       NOT NULL,
-        attempt varchar(36)  NOT NULL,
-        chunk   integer      NOT NULL,
-        page    integer      NOT NULL,
-        payload bytea        NOT NULL,
-        PRIMARY KEY (sink, batch, attempt, chunk, page)
+        sink       varchar(200) NOT NULL,
+        sink_batch bigint       NOT NULL,
+        attempt    varchar(36)  NOT NULL,
+        chunk      integer      NOT NULL,
+        page       integer      NOT NULL,
+        payload    bytea        NOT NULL,
+        PRIMARY KEY (sink, sink_batch, attempt, chunk, page)
     ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
     ALTER TABLE {state}.staging_page ALTER COLUMN payload SET STORAGE PLAIN;
 
@@ -124,13 +130,14 @@ BEGIN
     CREATE TABLE {state}.dispatch_log (
         sink        varchar(200) PRIMARY KEY,
         login       name         NOT NULL DEFAULT current_user,
-        batch       bigint,
+        sink_batch  bigint,
         messages    bigint       NOT NULL DEFAULT 0,
         dispatched  timestamptz  NOT NULL DEFAULT now(),
-        destination text
+        destination text,
+        version_4   boolean
     ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 
-    -- the audit trail: who purged, returned, dropped or retired what
+    -- the audit trail: who purged, returned, dropped or retired messages
     CREATE TABLE {state}.trail (
         entry         bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
         at            timestamptz NOT NULL DEFAULT now(),
@@ -150,13 +157,14 @@ END
 $do$
 
 -- name: state_parts
--- Returns: name of each table and index in the state schema
+-- Lists the tables and indexes of the state schema.
+-- Returns: name
 SELECT relname::text AS name
   FROM pg_catalog.pg_class
  WHERE relnamespace = to_regnamespace('{state_escaped}') AND relkind IN ('r', 'i')
 
 -- name: state_faults
--- Why the state schema must not be used, before anything in it is read. `script` contains it.
+-- Finds out why the state schema must not be used, before anything in it is read. `script` contains it.
 -- Returns: fault, role text, is_super boolean
 WITH RECURSIVE given (owners, named, deletes) AS (
     SELECT :owners::text::json, :named::text::json, true
@@ -175,16 +183,17 @@ SELECT f.fault, pg_get_userbyid(f.role)::text AS role,
  ORDER BY f.fault
 
 -- name: version
+-- Reads the version of the state tables.
 -- Returns: version integer
 SELECT version FROM {state}.version
 
 -- name: create_lock
--- Before a table is created: the second of two creators waits for the first.
--- Locks: advisory, until the transaction ends.
+-- Makes the second of two creators of a table wait for the first.
+-- Locks:   an advisory lock, until the transaction ends.
 SELECT pg_advisory_xact_lock(hashtextextended('sqlq_spark create {table_escaped}', 0))
 
 -- name: create_queue
--- As the transport creates it.
+-- Creates a queue's table as the transport does.
 CREATE TABLE IF NOT EXISTS {queue} (
     Id      uuid      PRIMARY KEY,
     Expires timestamp,
@@ -194,8 +203,8 @@ CREATE TABLE IF NOT EXISTS {queue} (
 )
 
 -- name: add_body_string
--- A column with the body as text, as the transport's CreateMessageBodyComputedColumn adds it.
--- Locks:   the whole table, while every row is rewritten; none that has the column.
+-- Adds a column with the body as text, as the transport's CreateMessageBodyComputedColumn does.
+-- Locks:   the whole table while every row is rewritten; nothing if it has the column already.
 DO $do$
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_attribute
@@ -208,7 +217,7 @@ END
 $do$
 
 -- name: create_subscriptions
--- As the transport creates it.
+-- Creates the table of subscriptions as the transport does.
 CREATE TABLE IF NOT EXISTS {subscriptions} (
     QueueAddress varchar(200) NOT NULL,
     Endpoint     varchar(200) NOT NULL,
@@ -217,9 +226,9 @@ CREATE TABLE IF NOT EXISTS {subscriptions} (
 ) WITH (fillfactor = 100)
 
 -- name: create_delayed
--- The table where messages wait until they are due, as the transport creates it. {index}: `<table>_Due`,
--- as the transport names it, where 63 bytes allow that.
--- Locks:   the table that it creates, until commit; none that has the index.
+-- Creates the table in which messages wait until they are due, as the transport does. {index} is
+-- `<table>_Due`, the transport's name for the index, if 63 bytes are enough for it.
+-- Locks:   the table that it creates, until commit; nothing if the index exists already.
 DO $do$
 BEGIN
     IF to_regclass('{index_place_escaped}') IS NULL THEN
@@ -235,7 +244,8 @@ END
 $do$
 
 -- name: queue_columns
--- Returns: name, type of each column of a queue; no row where the table is absent
+-- Lists the columns of a queue.
+-- Returns: name, type; no row if the table is absent
 SELECT attname::text AS name, format_type(atttypid, NULL)::text AS type
   FROM pg_catalog.pg_attribute
  WHERE attrelid = to_regclass(:table_name::text) AND attnum > 0 AND NOT attisdropped
@@ -243,8 +253,8 @@ SELECT attname::text AS name, format_type(atttypid, NULL)::text AS type
 
 -- part: queue_types
 -- The columns of a queue and of a table of delayed messages, and the types that they may have; other
--- statements contain it. A `timestamp with time zone` is no expiry: it would mean another instant than
--- the transport's.
+-- statements contain this part. `timestamp with time zone` is not allowed for expires, because it would
+-- mean another instant than the transport's type.
 SELECT types.name, types.kinds::regtype[]::oid[] AS kinds, types.wanted
   FROM (VALUES ('id', ARRAY ['uuid'], 'uuid'),
                ('expires', ARRAY ['timestamp', 'date'], 'timestamp'),
@@ -254,8 +264,8 @@ SELECT types.name, types.kinds::regtype[]::oid[] AS kinds, types.wanted
                ('due', ARRAY ['timestamptz'], 'timestamptz')) AS types (name, kinds, wanted)
 
 -- part: column_fault
--- What is wrong with a column: k is its row of queue_types, a its row of pg_attribute. Null where it is
--- right; other statements contain it. A domain counts as its base type.
+-- What is wrong with a column; other statements contain this part. k is the column's row of queue_types,
+-- a is its row of pg_attribute. It is null if the column is right. A domain counts as its base type.
 CASE WHEN a.atttypid IS NULL THEN format('it has no column %s', k.name)
      WHEN (SELECT coalesce(nullif(y.typbasetype, 0), y.oid)
              FROM pg_catalog.pg_type AS y
@@ -264,8 +274,8 @@ CASE WHEN a.atttypid IS NULL THEN format('it has no column %s', k.name)
 END
 
 -- name: wrong_types
--- The columns of a queue that are absent, or have another type than the transport's.
--- Returns: fault text; no row where all are right, or the table is absent
+-- Finds the columns of a queue that are absent, or have another type than the transport's.
+-- Returns: fault text; no row if all are right, or if the table is absent
 SELECT fault.text AS fault
   FROM ({queue_types}) AS k
   LEFT JOIN pg_catalog.pg_attribute AS a
@@ -275,27 +285,27 @@ SELECT fault.text AS fault
  ORDER BY a.attnum
 
 -- name: lock_read
--- Before the look that finds whose a table is: keeps its name, its place and its owner.
+-- Keeps a table's name, schema and owner as they are. It runs before the look that finds the owner.
 -- Locks:   the table, as a SELECT does, until commit.
 LOCK TABLE {queue} IN ACCESS SHARE MODE
 
 -- name: lock_insert
--- The same before an INSERT: nobody else can add a trigger or a foreign key either.
+-- Does the same before an INSERT. Nobody else can add a trigger or a foreign key either.
 -- Locks:   the table, as an INSERT does, until commit.
 LOCK TABLE {queue} IN ROW EXCLUSIVE MODE
 
 -- name: lock_delete
--- The same before a DELETE.
+-- Does the same as lock_insert before a DELETE.
 -- Locks:   the table, as a DELETE does, until commit.
 LOCK TABLE {queue} IN ROW EXCLUSIVE MODE
 
 -- name: lock_queue
--- For a queue, or a table of delayed messages, that is to be dropped. What was sent to it is counted
--- after this, and nothing more can be sent.
+-- Locks a queue, or a table of delayed messages, before it is dropped. Its messages are counted after
+-- this, and nobody can send more.
 -- Locks:   the whole table, until commit; waits for all transactions that use it.
 LOCK TABLE {queue} IN ACCESS EXCLUSIVE MODE
 
 -- name: drop_queue
--- After lock_queue. Who waits for the table then fails, because it is gone.
+-- Drops a table after lock_queue. A session that waits for the table then fails, because it is gone.
 -- Locks:   the whole table, until commit.
 DROP TABLE {queue}

@@ -11,9 +11,9 @@ SET LOCAL lock_timeout = 3000;
 CREATE SCHEMA IF NOT EXISTS {state}
 
 -- name: script_check
--- Whoever owns the state schema, or a table there or below that exists, can run code as those who use it.
--- Whoever has the ADMIN option of a role adds members.
--- Trusted are superusers and the roles of --trust; and, if this login is no superuser, itself and the owner
+-- The owner of the state schema, or of a table that exists in it or in the list below, can run code with
+-- the rights of those who use it. A login with the ADMIN option of a role can add members. Trusted are
+-- superusers and the roles of --trust. If this login is no superuser, it also trusts itself and the owner
 -- of the database.
 DO $do$
 DECLARE
@@ -77,13 +77,13 @@ $do$
 GRANT USAGE ON SCHEMA {state} TO {role};
 GRANT SELECT ON {state}.version TO {role};
 GRANT SELECT, INSERT,
-      UPDATE (queue, driver, acked_batch, plan_batch, plan, plan_after, query_id, query_batch,
+      UPDATE (queue, driver, acked_batch, plan_batch, stored_plan, plan_high_water, query_id, spark_batch,
               messages, expired, diverted, forwarded, seen)
    ON {state}.stream TO {role};
 GRANT SELECT, INSERT, UPDATE (stream, run_id) ON {state}.query_reader TO {role};
 GRANT SELECT, DELETE, UPDATE (settled),
       INSERT (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes, query_id,
-              query_batch, settled, unpacked, payload)
+              spark_batch, settled, unpacked, payload)
    ON {state}.receipt TO {role};
 GRANT SELECT, INSERT, DELETE ON {state}.receipt_page TO {role};
 GRANT INSERT (action, queue, messages, stream, batch, task) ON {state}.trail TO {role}
@@ -93,7 +93,7 @@ GRANT INSERT (action, queue, messages, stream, batch, task) ON {state}.trail TO 
 GRANT USAGE ON SCHEMA {state} TO {role};
 GRANT SELECT ON {state}.version TO {role};
 GRANT SELECT, INSERT, DELETE ON {state}.staging, {state}.staging_page TO {role};
-GRANT SELECT, INSERT, DELETE, UPDATE (batch, messages, dispatched, destination)
+GRANT SELECT, INSERT, DELETE, UPDATE (sink_batch, messages, dispatched, destination)
    ON {state}.dispatch_log TO {role}
 
 -- name: script_operator
@@ -102,19 +102,19 @@ GRANT SELECT, INSERT, DELETE, UPDATE (batch, messages, dispatched, destination)
 GRANT SELECT ON {state}.trail TO {role}
 
 -- name: script_receive
--- The sequence says where `availableNow` ends.
+-- With the trigger `availableNow` a stream reads the sequence, to know where it has to end.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, DELETE, UPDATE (seq) ON {queue} TO {role};
 GRANT SELECT ON SEQUENCE {sequence} TO {role}
 
 -- name: script_send
--- `pauseAboveBacklog` reads seq, and nothing else.
+-- The option `pauseAboveBacklog` reads only the column seq.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT, SELECT (seq) ON {queue} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role}
 
 -- name: script_divert
--- A stream moves messages into its error queue. It reads seq, to get past numbers that others have taken.
+-- A stream moves messages into its error queue. It reads seq to skip seqs that others have taken.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT, SELECT (seq) ON {queue} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role}
@@ -127,14 +127,14 @@ GRANT INSERT ON {queue} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role}
 
 -- name: script_move
--- To move due messages into the queue.
+-- Lets a stream move due messages into the queue.
 GRANT SELECT, DELETE, UPDATE (due) ON {delayed} TO {role}
 
 -- name: script_delay
 GRANT INSERT ON {delayed} TO {role}
 
 -- name: script_publish
--- A login that subscribes also needs INSERT, UPDATE and DELETE, and decides where events go.
+-- A login that subscribes also needs INSERT, UPDATE and DELETE. Such a login decides where events go.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT ON {subscriptions} TO {role}
 
@@ -142,7 +142,7 @@ GRANT SELECT ON {subscriptions} TO {role}
 GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
 
 -- name: script_login
--- A login in a role, as `sqlqueue selftest` makes one for each.
+-- Creates a login in a role; the selftest creates one for each role.
 CREATE ROLE {login} LOGIN PASSWORD '{password}';
 GRANT {role} TO {login}
 

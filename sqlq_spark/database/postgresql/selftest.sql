@@ -1,6 +1,7 @@
 -- name: selftest_facts
--- What a report of `sqlqueue selftest` is of no use without. Names that begin with `may` are rights.
--- Returns: name text, value text; null where the server does not say
+-- Reads the facts about a server without which nobody can use a report of `sqlqueue selftest`. A name
+-- that begins with `may` is a right.
+-- Returns: name text, value text; null: the server does not report it
 SELECT name, setting AS value
   FROM pg_catalog.pg_settings
  WHERE name ~ '^(server_(version|encoding)|default_transaction_isolation|TimeZone|synchronous_commit|\w+_timeout)$'
@@ -11,20 +12,21 @@ VALUES ('version', version()), ('session', pg_backend_pid()::text),
        ('may CREATEROLE', (SELECT (rolsuper OR rolcreaterole)::text FROM pg_catalog.pg_roles WHERE rolname = current_user))
 
 -- name: selftest_locks
--- Returns: mode text of each lock of this session on a table that keeps others from single rows
+-- Lists the locks of this session on a table that could stop other sessions from using single rows.
+-- Returns: mode text of each lock
 SELECT DISTINCT mode
   FROM pg_catalog.pg_locks
  WHERE pid = pg_backend_pid() AND relation = '{queue_escaped}'::regclass
    AND mode NOT IN ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock')
 
 -- name: selftest_end
--- Ends a session of this login, as a network that breaks does.
+-- Ends a session of this login, as a broken network would.
 -- Returns: ended boolean
 SELECT pg_terminate_backend(:session::text::int) AS ended
 
 -- name: selftest_remains
--- Statements that drop what `selftest` has made, by its names: schemas before the roles that have rights
--- there.
+-- Writes the statements that drop what the selftest has created, which it knows by the names. Schemas
+-- come before the roles that have rights in them.
 -- Returns: text
 SELECT format('DROP %s %I %s', kind, name, more) AS text
   FROM (SELECT 'SCHEMA', nspname, 'CASCADE' FROM pg_catalog.pg_namespace

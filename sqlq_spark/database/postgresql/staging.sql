@@ -1,21 +1,21 @@
 -- name: sink_open
 -- Tasks of a sink stage at the same time; a driver that dispatches or discards waits for them.
 -- Locks:   the sink's row FOR SHARE, until commit.
--- Returns: batch bigint, messages bigint: of the last dispatch, whose batch is null before the first;
+-- Returns: sink_batch bigint, messages bigint: of the last dispatch, whose batch is null before the first;
 --          seconds double precision since then. No row where the sink is new
-SELECT batch, messages,
+SELECT sink_batch, messages,
        extract(epoch FROM clock_timestamp() - dispatched)::float8 AS seconds
   FROM {state}.dispatch_log
- WHERE sink = :sink::text
+ WHERE sink = :sink::text AND version_4 IS NULL
    FOR SHARE
 
 -- name: sink_close
--- Locks:   the sink's row, until commit. Waits for tasks that stage, and they wait for this driver; the
+-- Locks:   the sink's row, until commit. A driver and the tasks that stage wait for each other, and the
 --          second of two drivers waits for the first.
--- Returns: login text, batch bigint, destination text; no row where the sink is new
-SELECT login::text AS login, batch, destination
+-- Returns: login text, sink_batch bigint, destination text; no row where the sink is new
+SELECT login::text AS login, sink_batch, destination
   FROM {state}.dispatch_log
- WHERE sink = :sink::text
+ WHERE sink = :sink::text AND version_4 IS NULL
    FOR UPDATE
 
 -- name: new_sink
@@ -26,28 +26,29 @@ VALUES (:sink::text)
     ON CONFLICT DO NOTHING
 
 -- name: stage
--- Inserts nothing if the batch was sent or given up, or, after a lost answer, if the chunk is there.
+-- Inserts nothing if the batch was sent or given up. After a lost answer the chunk may be there. Then it
+-- inserts nothing either.
 -- Returns: staged true if it was inserted, else no row
-INSERT INTO {state}.staging (sink, batch, attempt, chunk, messages, payload)
-SELECT :sink::text, :batch::bigint, :attempt::text, :chunk::bigint, :messages::bigint, :payload::bytea
+INSERT INTO {state}.staging (sink, sink_batch, attempt, chunk, messages, payload)
+SELECT :sink::text, :sink_batch::bigint, :attempt::text, :chunk::bigint, :messages::bigint, :payload::bytea
  WHERE NOT EXISTS (
-        SELECT FROM {state}.dispatch_log WHERE sink = :sink::text AND batch >= :batch::bigint)
+        SELECT FROM {state}.dispatch_log WHERE sink = :sink::text AND sink_batch >= :sink_batch::bigint)
     ON CONFLICT DO NOTHING
 RETURNING true AS staged
 
 -- name: advance
 -- Enters a batch into the dispatch log, unless it or a later one is there. `sink_close` has locked the
 -- row.
--- Returns: batch bigint; no row where the batch was sent before
+-- Returns: sink_batch bigint; no row where the batch was sent before
 UPDATE {state}.dispatch_log
-   SET batch = :batch::bigint, messages = :messages::bigint, dispatched = now(),
+   SET sink_batch = :sink_batch::bigint, messages = :messages::bigint, dispatched = now(),
        destination = :destination::text
- WHERE sink = :sink::text AND (batch IS NULL OR batch < :batch::bigint)
-RETURNING batch
+ WHERE sink = :sink::text AND version_4 IS NULL AND (sink_batch IS NULL OR sink_batch < :sink_batch::bigint)
+RETURNING sink_batch
 
 -- name: settle
--- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. Those that
--- were returned or dropped are gone, see query_mark.
+-- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. A receipt
+-- that was returned or dropped is gone. closed_high_water shows that.
 -- Locks:   the stream's row FOR SHARE, as its tasks do; the receipts until commit.
 -- Returns: settled true, for each receipt
 WITH held AS (
@@ -55,7 +56,7 @@ WITH held AS (
       FROM {state}.receipt AS r
       JOIN {state}.stream AS o ON o.stream = r.stream
      WHERE r.query_id = :query_id::text
-       AND r.query_batch = :spark_batch::bigint
+       AND r.spark_batch = :spark_batch::bigint
        AND r.batch > o.acked_batch
        FOR SHARE OF o)
 UPDATE {state}.receipt AS r
@@ -64,15 +65,16 @@ UPDATE {state}.receipt AS r
  WHERE r.stream = held.stream AND r.batch = held.batch AND r.task = held.task
 RETURNING true AS settled
 
--- name: query_mark
--- After settle: whether the batch may be sent. Who closes it holds the stream's row, which settle locks.
+-- name: closed_high_water
+-- Says, after settle, whether the micro-batch may be sent. Whoever closes a batch holds the stream's
+-- row, which settle locks.
 -- Index:   stream_query.
--- Returns: one row. closed_high_water bigint: the last batch of Spark's query that one of its streams
---          has closed; null where it has no stream here, or has closed none
-SELECT max(query_batch) AS closed_high_water FROM {state}.stream WHERE query_id = :query_id::text
+-- Returns: one row. closed_high_water bigint: the highest batch of Spark's query that any of its streams
+--          has closed; null where it has no stream here, or none has closed a batch
+SELECT max(spark_batch) AS closed_high_water FROM {state}.stream WHERE query_id = :query_id::text
 
 -- name: query_queues
--- Which queues a query of Spark receives from now. Locks nothing.
+-- Returns the queues from which a query of Spark receives now. Locks nothing.
 -- Index:   receipt_query.
 -- Returns: queue text
 SELECT DISTINCT queue FROM {state}.receipt WHERE query_id = :query_id::text
@@ -81,21 +83,21 @@ SELECT DISTINCT queue FROM {state}.receipt WHERE query_id = :query_id::text
 -- Returns: attempt text, chunk bigint
 SELECT attempt, chunk::bigint AS chunk
   FROM {state}.staging
- WHERE sink = :sink::text AND batch = :batch::bigint
+ WHERE sink = :sink::text AND sink_batch = :sink_batch::bigint
  ORDER BY attempt, chunk
 
 -- name: chunk
 -- Returns: payload bytea; empty where it is in pages
 SELECT payload
   FROM {state}.staging
- WHERE sink = :sink::text AND batch = :batch::bigint
+ WHERE sink = :sink::text AND sink_batch = :sink_batch::bigint
    AND attempt = :attempt::text AND chunk = :chunk::bigint
 
 -- name: chunk_pages
 -- Returns: payload bytea, in order
 SELECT payload
   FROM {state}.staging_page
- WHERE sink = :sink::text AND batch = :batch::bigint
+ WHERE sink = :sink::text AND sink_batch = :sink_batch::bigint
    AND attempt = :attempt::text AND chunk = :chunk::bigint
  ORDER BY page
 
@@ -103,22 +105,22 @@ SELECT payload
 -- Deletes the chunks of a sink up to a batch: they were sent, or will never be sent.
 WITH pages AS (
     DELETE FROM {state}.staging_page
-     WHERE sink = :sink::text AND batch <= :batch::bigint)
+     WHERE sink = :sink::text AND sink_batch <= :sink_batch::bigint)
 DELETE FROM {state}.staging
- WHERE sink = :sink::text AND batch <= :batch::bigint
+ WHERE sink = :sink::text AND sink_batch <= :sink_batch::bigint
 
 -- name: discard_abandoned
 -- Deletes the chunks that nameless writes left when their job was killed.
 WITH gone AS (
     DELETE FROM {state}.staging
      WHERE sink LIKE 'write:%' AND created < now() - make_interval(secs => :seconds::float8)
-    RETURNING sink, batch, attempt, chunk)
+    RETURNING sink, sink_batch, attempt, chunk)
 DELETE FROM {state}.staging_page AS p
  USING gone
- WHERE p.sink = gone.sink AND p.batch = gone.batch AND p.attempt = gone.attempt AND p.chunk = gone.chunk
+ WHERE p.sink = gone.sink AND p.sink_batch = gone.sink_batch AND p.attempt = gone.attempt AND p.chunk = gone.chunk
 
 -- name: delete_old_sinks
--- Rows of writes without a name. They are kept for a week, so that a task that resumes late stages
--- nothing.
+-- Deletes the rows of writes without a name. They are kept for a week, so that a task that resumes late
+-- stages nothing.
 DELETE FROM {state}.dispatch_log
  WHERE sink LIKE 'write:%' AND dispatched < now() - make_interval(secs => :seconds::float8)

@@ -1,6 +1,6 @@
 -- name: subscribers
--- Reads the subscriptions to some topics, or to all, but no more than :most rows. The key begins with
--- the endpoint, so the table is read as a whole.
+-- Reads the subscriptions to some topics, or to all, at most :most rows. The key begins with the
+-- endpoint, so the whole table is read.
 -- Locks nothing.
 -- Returns: topic, endpoint, address
 SELECT topic, endpoint, queueaddress AS address

@@ -3,26 +3,27 @@
 -- :name is a bound value. All run under READ COMMITTED, whatever the database's default is.
 
 -- name: begin_alone
--- Begins the transaction of one statement that stands alone, and each other one; see begin.
--- Sets the isolation level: the receipt protocol reads, after a lock, what others committed.
--- Sets the search path: a function or an operator that another login defined in a schema of the
--- session's search_path could match our arguments better, and would run as this login.
--- Both hold for this transaction only, because a pooler may share the session.
+-- Begins the transaction of a statement that runs alone. `begin` contains it too. It sets the isolation
+-- level, because the receipt protocol must read, after a lock, what others have committed. It sets the
+-- search path, because other logins may create functions and operators in a schema of the session's
+-- search path. Such a function could match our arguments better, and would run as this login. Both
+-- settings hold for this transaction only, because a pooler may share the session.
 BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_temp
 
 -- name: begin
--- Begins a transaction of several statements, all in one message.
--- Sets the timeouts, and the name that the DBA sees. Raises a synchronous_commit of `off` or `local`,
--- which a login or a database may have: Spark has the rows after the commit, and neither a crash nor a
--- standby that takes over may return them to the queue. Without synchronous standbys `local` is `on`.
--- Sets the client encoding of a SQL_ASCII database, which holds any bytes as text: with the same
--- encoding it passes them unchanged, and with another it fails.
--- Keeps the notices of triggers from standard error, because they may have texts of messages.
--- statement_timeout does not end a COPY that waits for its client. The limits of TCP end it where the
--- client's machine is gone, or reads nothing for so long. Only Linux has tcp_user_timeout: any other
--- server would write a line to its log at each transaction.
--- All hold for this transaction only, because a pooler may share the session.
--- Values are written into the text, so that it is one message: with parameters there are three.
+-- Begins a transaction of several statements. It is sent in one message.
+-- - The timeouts are those of the connection. statement_timeout does not end a COPY that waits for its
+--   client. The TCP limits end it if the client's machine is gone, or reads nothing for so long.
+--   tcp_user_timeout is set on Linux only, because any other server would write a line to its log.
+-- - A synchronous_commit of `off` or `local`, as a login or a database may set it, becomes `on`. Spark
+--   has the rows after the commit. A crash, or a standby that takes over, must not return them to the
+--   queue. Without synchronous standbys `local` and `on` are the same.
+-- - application_name is the name that the DBA sees.
+-- - client_encoding is set in a database with encoding SQL_ASCII, which stores any bytes as text. With
+--   the same encoding the client gets these bytes unchanged. With another encoding the server fails.
+-- - client_min_messages hides the notices of triggers, because they may contain texts of messages.
+-- All settings hold for this transaction only, because a pooler may share the session. Values are written
+-- into the text, because a statement with parameters needs three messages.
 {begin_alone};
 SELECT set_config('client_min_messages', 'error', true),
        set_config('statement_timeout', CAST(:milliseconds AS text), true),
@@ -42,12 +43,13 @@ SELECT set_config('client_min_messages', 'error', true),
                        ELSE current_setting('client_encoding') END, true)
 
 -- name: transaction_limit
--- Returns: the seconds after which the server ends a transaction of this login, and its session; 0 where
---          it has no limit; null before version 17
+-- Reads the login's time limit for a transaction; after it the server ends the transaction and the
+-- session.
+-- Returns: seconds; 0: there is no limit; null: the server is older than version 17
 SELECT extract(epoch FROM current_setting('transaction_timeout', true)::interval)::float8
 
 -- name: set_lock_timeout
--- Sets how long the transaction waits for a destination that others lock, from here to its end.
+-- Sets how long the transaction waits for a lock, from here to its end.
 -- Returns: one row
 SELECT set_config('lock_timeout', :milliseconds, true)
 
@@ -58,7 +60,7 @@ COMMIT
 ROLLBACK
 
 -- name: savepoint
--- A failure between here and the release undoes only that work, and the transaction goes on.
+-- After this a failure undoes only the work since the savepoint, and the transaction goes on.
 SAVEPOINT attempt
 
 -- name: release
@@ -69,10 +71,10 @@ RELEASE SAVEPOINT attempt
 SET CONSTRAINTS ALL IMMEDIATE
 
 -- name: end_frozen
--- Ends sessions that have locked rows of the state tables while their client hangs: their statement has
--- waited for it for longer than :seconds. No time limit of the server ends such a statement. It ends
--- only sessions of this login, whose names begin with `sqlqueue` and contain :name. The server does not
--- show what sessions of other logins wait for. They are returned for a DBA.
+-- Ends sessions whose client hangs while they hold locks on the state tables. Such a session's statement
+-- has waited for its client for longer than :seconds. No time limit of the server ends it. It ends only
+-- sessions of this login whose names begin with `sqlqueue` and contain :name. For sessions of other
+-- logins the server does not show what they wait for. They are only returned, so that a DBA can act.
 -- Locks:   nothing.
 -- Returns: pid int, login text, application text; ended bool, null for a session of another login
 SELECT a.pid, a.usename::text AS login, a.application_name AS application,

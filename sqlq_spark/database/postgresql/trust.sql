@@ -1,7 +1,9 @@
 -- part: trusted
--- Whose tables this session uses; other statements contain it. `given` has names of roles, and the tables
--- and schemas that the user names: their owners' code runs as this login already. A session that can become
--- a superuser trusts superusers and those roles only: a database's owner could make itself one.
+-- The roles whose tables this session uses; other statements contain this part. `given` has the names of
+-- trusted roles. It also has the tables and schemas that the user names: the user has decided to use
+-- them, so their owners are trusted too. A session that can become a superuser trusts only superusers and
+-- the roles of `given`. It does not trust the database's owner, who could make itself a superuser by code
+-- in a table.
 roles AS MATERIALIZED (
     SELECT oid, rolname,
            rolsuper OR rolname IN (SELECT json_array_elements_text(owners) FROM given) AS is_superior,
@@ -26,9 +28,11 @@ roles AS MATERIALIZED (
 )
 
 -- part: faults
--- Why tables must not be used; other statements contain it. `asked` has their places, ids and descriptions.
--- Only its owner can add code to a table, but for triggers and foreign keys. What the table uses of others is
--- its owner's choice. A trigger's condition or argument can run any text.
+-- Why tables must not be used; other statements contain this part. `asked` has the tables' places, ids
+-- and descriptions. Only the owner of a table can add code to it. There are two exceptions, which are
+-- looked at too: triggers and foreign keys. If a table uses objects of others, that is its owner's
+-- choice. A trigger with a condition or with arguments is a fault too, because these can run any text as
+-- code.
 tables (place, id, what) AS (
     SELECT place, id, what FROM asked
      UNION
@@ -67,7 +71,7 @@ tables (place, id, what) AS (
 -- name: table_owners
 -- Whose tables they are, why they must not be used, and whether they are queues. A cast of a name to a table
 -- would fail without USAGE on the schema. :deletes says whether rows are deleted.
--- Returns: for each table that is there, what `Table` in trust.py says
+-- Returns: for each table that is there, what `TableFacts` in trust.py says
 WITH RECURSIVE given (owners, named, deletes) AS (
     SELECT :owners::text::json, :named::text::json, :deletes::boolean
 ), {trusted}, asked AS (

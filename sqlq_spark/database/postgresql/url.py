@@ -1,8 +1,10 @@
 """
-The server that a libpq URI leads to, with the service file and the environment, and its protection.
+The server that a libpq URI leads to, and how the connection to it is protected.
 
-A server on another machine is verified unless the user sets another sslmode. libpq's own default,
-`prefer`, accepts any server, even one without encryption.
+Like libpq, this module also reads the service file and the environment variables.
+
+A server on another machine must prove its identity by a certificate, unless the user sets another
+sslmode. libpq's own default, `prefer`, accepts any server, even one without encryption.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from sqlq_spark.options.names import MISPLACED
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# A raw /, ?, @ or blank in the password would be read as the end of the user information. Behind a
-# raw ;, & or = elsewhere a password may stand that the server would quote: `/shop;password=…`.
+# A password that contains a raw /, ?, @ or blank does not match, because libpq would read that
+# character as the end of the user information. Other parts with a raw ;, & or = do not match
+# either. A password may follow there, as in `/shop;password=…`, and the server would quote it.
 HOST = r"(?:\[[^\[\]@/?\s]*\]|[^\[\]:,@/?#;&=\s]*)(?::[0-9]*)?"
 URL_PARAMETER = r"[^=&\s]+=[^=&\s]*"
 URL = re.compile(
@@ -32,10 +35,10 @@ URL = re.compile(
     rf"(?:\?{URL_PARAMETER}(?:&{URL_PARAMETER})*)?"
 )
 PARAMETER_NAME = re.compile("[a-z_]+")
-SHORTEST = 4  # characters of a password that is looked for inside of words
+SHORTEST = 4  # characters of the shortest password that is also searched inside of words
 UNCODED = re.compile(r"%(?:00|(?![0-9A-Fa-f]{2}))")
 
-# parameter → libpq's variable for its default
+# parameter → the environment variable from which libpq takes its default
 VARIABLES = {
     "host": "PGHOST",
     "hostaddr": "PGHOSTADDR",
@@ -48,12 +51,12 @@ VARIABLES = {
     "user": "PGUSER",
 }
 
-# parameters whose values are names of servers, databases and files
+# parameters whose values are no secrets: names of servers, databases and files
 PLACES = {*VARIABLES} - {"options", "sslmode"} | {
     *("dbname", "sslcert", "sslkey", "sslcrl", "sslcrldir", "passfile"),
 }
 
-# modes that do not verify → what may happen with them
+# values of sslmode that do not verify the server → what may happen with them
 WEAK = {
     "disable": "nothing is encrypted, neither the password's proof nor messages",
     "allow": "the connection may be unencrypted, and any server that answers is accepted",
@@ -61,9 +64,9 @@ WEAK = {
     "require": "the connection is encrypted, but any server that answers is accepted",
 }
 
-# the driver's OpenSSL looks for trusted issuers in these (Debian, Alpine, macOS, Fedora) …
+# files of trusted issuers that the driver's OpenSSL finds itself (Debian, Alpine, macOS, Fedora)
 SYSTEM = ("/etc/ssl/cert.pem", "/etc/ssl/certs/ca-certificates.crt")
-# … and not in those of other systems (RHEL, SUSE)
+# files that it does not find (RHEL, SUSE)
 BUNDLES = (
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
@@ -73,27 +76,27 @@ BUNDLES = (
 
 @dataclass(frozen=True)
 class Target:
-    """The parameters that libpq finds, as far as they are used here."""
+    """The parameters of VARIABLES that libpq finds for a url."""
 
     given: Mapping[str, str]
 
     @classmethod
     def parse(cls, url: str, environ: Mapping[str, str]) -> Self:
-        """Read a url; a service has precedence over `environ`, and the url over both."""
+        """Read a url; the url overrides the service file, which overrides `environ`."""
         in_url = dict(_read_url(url))
         defaults = {
             name: environ[variable] for name, variable in VARIABLES.items() if variable in environ
         }
-        found = defaults | _read_service(defaults | in_url, environ) | in_url
-        return cls({name: text for name, text in found.items() if name in VARIABLES})
+        given = defaults | _read_service(defaults | in_url, environ) | in_url
+        return cls({name: text for name, text in given.items() if name in VARIABLES})
 
     @property
     def remote(self) -> bool:
-        """Whether the server, or one of several, may be on another machine."""
-        places = [self.given[name] for name in ("host", "hostaddr") if name in self.given]
-        if not places:
-            return "service" in self.given  # one that only libpq finds
-        return not all(_is_local(each) for place in places for each in place.split(","))
+        """Whether at least one of the servers may be on another machine."""
+        lists = [self.given[name] for name in ("host", "hostaddr") if name in self.given]
+        if not lists:
+            return "service" in self.given  # libpq may find a service that was not found here
+        return not all(_is_local(host) for hosts in lists for host in hosts.split(","))
 
     @property
     def hosts(self) -> str:
@@ -110,14 +113,14 @@ class Target:
         return self.given.get("sslmode")
 
     def verification(self) -> dict[str, str]:
-        """Return the parameters to add, so that another machine's certificate is verified."""
-        found = {"sslmode": "verify-full"} if self.remote and not self.mode else {}
-        if (found or self.mode == "verify-full") and not self._has_root:
-            found["sslrootcert"] = find_issuers()
-        return found
+        """Return the parameters to add, so that libpq verifies another machine's certificate."""
+        added = {"sslmode": "verify-full"} if self.remote and not self.mode else {}
+        if (added or self.mode == "verify-full") and not self._has_root:
+            added["sslrootcert"] = find_issuers()
+        return added
 
     def weakness(self) -> tuple[str, str] | None:
-        """Return the sslmode that was set and its risk; None where it has no risk."""
+        """Return the sslmode that the user set and its risk; None: it has no risk."""
         # with a root certificate libpq treats `require` as `verify-ca`
         verified = self.mode == "require" and self._has_root
         if self.mode not in WEAK or verified or not self.remote:
@@ -134,33 +137,34 @@ class Target:
 
 def redact(url: str) -> str:
     """
-    Return where a url leads to, without the secrets of its user information and parameters.
+    Return a url without its user, password and parameters, which may hold secrets.
 
     Raises:
-        BadOption: libpq would read it in another way, and quote what may be part of the password.
+        BadOption: libpq would read the url in another way, and its error could quote a part of the
+            password.
     """
-    found = URL.fullmatch(url)
-    if found is None or UNCODED.search(url):
+    parts = URL.fullmatch(url)
+    if parts is None or UNCODED.search(url):
         expected = "postgresql://user@host:5432/database, its parts percent-encoded"
         raise BadOption(option="url", found="postgresql://…", expected=expected)
-    return f"{found['scheme']}://{found['hosts'] or 'local socket'}{found['path'] or ''}"
+    return f"{parts['scheme']}://{parts['hosts'] or 'local socket'}{parts['path'] or ''}"
 
 
 def quotes_secret(text: str, url: str) -> bool:
     """
-    Whether a sentence of libpq has the url, its password, or a value of a parameter in quotes.
+    Return whether a sentence of libpq contains the url, its password, or a parameter's value.
 
-    A password that is also the name of the login or of the database is none to be kept.
+    A password that is also the name of the login or of the database is not treated as a secret.
     """
-    found = URL.fullmatch(url)
-    if found is None or url in text:
+    parts = URL.fullmatch(url)
+    if parts is None or url in text:
         return True
     given = dict(_read_url(url))
-    names = {given.get("user"), given.get("dbname"), unquote(found["path"] or "").strip("/")}
-    passwords = {found["password"] or "", unquote(found["password"] or ""), given.get("password")}
+    names = {given.get("user"), given.get("dbname"), unquote(parts["path"] or "").strip("/")}
+    passwords = {parts["password"] or "", unquote(parts["password"] or ""), given.get("password")}
     values = {value for name, value in given.items() if name not in PLACES}
     values |= {name for name in given if not PARAMETER_NAME.fullmatch(name)}
-    # a short password may be a part of any word
+    # a short password is searched as a whole word only: it may be a part of any word
     whole = (rf"(?<!\w){re.escape(secret)}(?!\w)" for secret in passwords - names if secret)
     long = (secret for secret in passwords - names if secret and len(secret) >= SHORTEST)
     return (
@@ -172,14 +176,14 @@ def quotes_secret(text: str, url: str) -> bool:
 
 def find_issuers() -> str:
     """
-    Return where the trusted issuers of this machine are, a file or `system`.
+    Return the value of sslrootcert for the issuers that this machine trusts: a file, or `system`.
 
-    That means the default of the driver's OpenSSL, or SSL_CERT_FILE and SSL_CERT_DIR.
+    With `system` the driver's OpenSSL uses its default, or SSL_CERT_FILE and SSL_CERT_DIR.
     """
     named = os.environ.keys() & {"SSL_CERT_FILE", "SSL_CERT_DIR"}
-    if named or any(Path(each).exists() for each in SYSTEM):
+    if named or any(Path(file).exists() for file in SYSTEM):
         return "system"
-    return next((each for each in BUNDLES if Path(each).exists()), "system")
+    return next((file for file in BUNDLES if Path(file).exists()), "system")
 
 
 def _home() -> Path:
@@ -196,22 +200,24 @@ def _is_local(host: str) -> bool:
 
 
 def _read_url(url: str) -> Iterator[tuple[str, str]]:
-    """Yield the parameters of a url, decoded, in libpq's order; the last of a name counts."""
+    """Yield the decoded parameters of a url in libpq's order; the last one of a name counts."""
     place, _, query = url.partition("://")[2].partition("?")
     login, _, hosts = place.partition("/")[0].rpartition("@")
-    if user := unquote(login.partition(":")[0]):
+    user = unquote(login.partition(":")[0])
+    if user:
         yield "user", user
-    parts = [_host(each) for each in hosts.split(",")]
+    parts = [_host(host) for host in hosts.split(",")]
     for name, values in zip(("host", "port"), zip(*parts, strict=True), strict=True):
         if any(values):
             yield name, ",".join(values)
     for pair in filter(None, query.split("&")):
         name, value = map(unquote, pair.partition("=")[::2])
+        # libpq accepts `ssl=true`, as JDBC urls have it
         yield ("sslmode", "require") if (name, value) == ("ssl", "true") else (name, value)
 
 
 def _host(text: str) -> tuple[str, str]:
-    """Return a host, without the brackets of an IPv6 address, and its port."""
+    """Split a host from its port; an IPv6 address loses its brackets."""
     name, _, rest = text[1:].partition("]") if text.startswith("[") else text.partition(":")
     return unquote(name), rest.removeprefix(":")
 
@@ -224,7 +230,7 @@ def _read_service(given: Mapping[str, str], environ: Mapping[str, str]) -> dict[
     files = [Path(given.get("servicefile", _home() / ".pg_service.conf"))]
     if "PGSYSCONFDIR" in environ:
         files.append(Path(environ["PGSYSCONFDIR"], "pg_service.conf"))
-    return next(filter(None, (_read_section(each, name) for each in files)), {})
+    return next(filter(None, (_read_section(file, name) for file in files)), {})
 
 
 def _read_section(file: Path, name: str) -> dict[str, str]:
@@ -232,12 +238,12 @@ def _read_section(file: Path, name: str) -> dict[str, str]:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return {}
-    found: dict[str, str] = {}
-    inside = False
+    parameters: dict[str, str] = {}
+    is_inside = False
     for line in map(str.strip, lines):
         if line.startswith("["):
-            inside = line == f"[{name}]"
-        elif inside and "=" in line and not line.startswith("#"):
+            is_inside = line == f"[{name}]"
+        elif is_inside and "=" in line and not line.startswith("#"):
             key, _, value = line.partition("=")
-            found.setdefault(key.strip(), value.strip())
-    return found
+            parameters.setdefault(key.strip(), value.strip())
+    return parameters

@@ -1,13 +1,13 @@
 -- part: page
--- A page of a range; other statements contain it.
+-- A page of a range; other statements contain this part.
 FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE RowVersion >= @first AND RowVersion < @stop
  ORDER BY RowVersion
 
 -- name: weigh_page
--- The messages of a page and their sizes, before `browse` reads it. The client cuts the page at its size
--- (see calls.py). One statement that sums up the sizes of rows with their bodies would spool the bodies
--- in tempdb.
+-- Reads the sizes of the messages of a page, before `browse` reads it. The client cuts the page at its
+-- size (see calls.py). A single statement that sums up sizes and returns bodies would spool the bodies in
+-- tempdb.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
 -- Returns: seq bigint, bytes bigint; by seq
@@ -15,11 +15,11 @@ SELECT TOP (@messages) RowVersion AS seq, {message_bytes} AS bytes
 {page}
 
 -- name: browse
--- Reads a page of a range; skips locked rows. Keeps no lock, deletes nothing. Of a message larger than
--- @largest it reads only the size.
+-- Reads a page of a range, without locked rows. It keeps no lock and deletes nothing. Of a message larger
+-- than @largest it reads only the size.
 -- Index:   Index_RowVersion.
--- Returns: as receive, by seq; and large bigint, the bytes of a message that is too large, whose
---          headers and body are null
+-- Returns: as receive, by seq; and large bigint, the bytes of a message that is too large, whose headers
+--          and body are null
 SELECT CAST(Id AS binary(16)) AS id,
        CASE WHEN Expires < '99991231' THEN Expires END AS expires,
        CAST(CASE WHEN Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
@@ -35,13 +35,13 @@ SELECT CAST(Id AS binary(16)) AS id,
  ORDER BY RowVersion
 
 -- name: browse_seq
--- Reads the same page without headers and bodies.
+-- Reads a page of a range without headers and bodies.
 SELECT TOP (@messages) CAST(Id AS binary(16)) AS id,
        CASE WHEN Expires < '99991231' THEN Expires END AS expires, RowVersion AS seq
 {page}
 
 -- name: browse_headers
--- Reads the beginning of the headers of a range; skips locked rows.
+-- Reads the beginning of the headers of a range, without locked rows.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
 -- Returns: headers as UTF-16 bytes, seq bigint; by seq
@@ -66,14 +66,14 @@ DELETE FROM {queue} WHERE RowVersion >= @first AND RowVersion < @stop;
 SELECT ROWCOUNT_BIG() AS messages
 
 -- name: purge_expired
--- Deletes a batch of messages that have expired and that no other session holds. It finds them by
--- Index_Expires and keeps no lock there. Then it deletes them by RowVersion, as receivers do. A delete
--- by Index_Expires would lock in the other order: READPAST skips what it reads, but the delete itself
--- waits for the keys of all indexes, so the two would deadlock. A message of the same RowVersion that has
--- not expired stays.
--- Locks:   an update lock for each, until commit. Never waits for a row.
--- Index:   Index_Expires, where it is there, else the whole table is read; and Index_RowVersion, a seek
---          for each.
+-- Deletes some messages that have expired and that no other session holds. It finds them by Index_Expires
+-- and keeps no lock there. Then it deletes them by RowVersion, as receivers do. A delete by Index_Expires
+-- would lock in another order than receivers: it skips the locked rows that it reads, but the delete
+-- itself waits for the keys of all indexes. So it and a receiver could deadlock. A message with the same
+-- RowVersion that has not expired stays.
+-- Locks:   an update lock for each message, until commit. It never waits for a row.
+-- Index:   Index_Expires if it exists, else it reads the whole table; and Index_RowVersion, one seek for
+--          each message.
 -- Returns: messages bigint
 DECLARE @found TABLE (seq bigint NOT NULL);
 DECLARE @gone bigint = 0, @taken bigint = 1;
@@ -96,7 +96,8 @@ END;
 SELECT @gone AS messages
 
 -- part: table_figures
--- What the catalogue says of a table's size, and the messages in it; other statements contain it.
+-- What the catalogue says of a table's size, and the number of its messages; other statements contain
+-- this part.
 DECLARE @rows bigint, @stored bigint, @bytes bigint, @count bigint;
 SELECT @stored = SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN a.data_pages END) * 8192,
        @rows = SUM(CASE WHEN p.index_id < 2 AND a.type = 1 THEN p.rows END),
@@ -111,13 +112,14 @@ SELECT @count = CASE WHEN @large = 1 THEN ISNULL(@rows, 0)
                              FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) END;
 
 -- name: stats
--- Each figure is a query of its own, so that an index answers it. No index is named, because a table
--- may lack it. No query reads headers or bodies. In a table of more than @largest bytes the messages
--- are an estimate, the rows that the catalogue counts; null always counts.
+-- Counts the messages and reads other figures. Each figure is a query of its own, so that an index can
+-- answer it. No index is named, because a table may lack it. No query reads headers or bodies. In a table
+-- of more than @largest bytes the number of messages is an estimate: the rows that the catalogue counts.
+-- A null in @largest means: always count.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion and Index_Expires.
--- Returns: messages, expired (null where estimated), bytes of table and indexes, first and last seq,
---          bigint; estimated bit
+-- Returns: messages, expired (null if estimated), bytes of table and indexes, first and last seq, bigint;
+--          estimated bit
 {table_figures}
 SELECT @count AS messages,
        CASE WHEN @large = 0
@@ -132,7 +134,7 @@ SELECT @count AS messages,
        @large AS estimated
 
 -- name: stats_delayed
--- How many messages wait until they are due, and how many are due; see stats.
+-- Counts the delayed messages, or estimates them as `stats` does. Also counts those that are due.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_Due.
 -- Returns: messages, due, bytes of table and indexes, bigint; estimated bit
@@ -144,18 +146,18 @@ SELECT @count AS messages,
        ISNULL(@bytes, 0) AS bytes, @large AS estimated
 
 -- name: seq_given
--- The highest RowVersion that was ever assigned, also to sends that were undone.
--- Returns: given bigint; null where none was
+-- Reads the highest RowVersion that was ever given, also to sends that were undone.
+-- Returns: given bigint; null: none was given
 SELECT CAST(c.last_value AS bigint) AS given
   FROM {queue_catalog}sys.identity_columns AS c
  WHERE c.object_id = OBJECT_ID({queue_text}, N'U')
 
 -- name: queue_tables
--- The tables of this database that have the columns of a queue, and that this login may read, whoever
--- owns them. Reads only the catalogue. HAS_PERMS_BY_NAME returns null for a name of more than 128
--- characters; that counts as a right.
+-- Lists the tables of this database that have the columns of a queue and that this login may read,
+-- whoever owns them. It reads only the catalogue. HAS_PERMS_BY_NAME returns null for a name of more than
+-- 128 characters. That counts as a right.
 -- Locks:   keeps none, waits for no row. It waits for a session that creates or changes a table and has
---          not committed; blockers shows that session.
+--          not committed; `blockers` shows that session.
 -- Returns: schema_name, table_name; messages (an estimate), bytes bigint; by schema_name, table_name
 WITH found AS (
     SELECT t.object_id, t.name, s.name AS schema_name

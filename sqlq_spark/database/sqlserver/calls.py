@@ -1,7 +1,8 @@
 """
-T-SQL as it is sent: names put in, values bound with their types, the bulk insert, the steps.
+Prepare T-SQL for a driver: put names in, bind values with their types, and build the bulk insert.
 
-The functions are pure and need no driver.
+Also decides how many messages one `receive` or `browse` takes. All functions are pure: they need
+neither a driver nor a connection.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ if TYPE_CHECKING:
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
 
-# It defers no check to the commit. `receive` has one pass, which locks a row as it deletes it.
-# The right to INSERT gives no lock of a table: whose it is, is asked before and after the use.
-# Due is a datetime in UTC, whatever the session's zone. To end a session needs a right on the whole
-# server. A statement that stands alone needs no transaction around it. Who may only insert does not
-# choose a RowVersion.
+# statements that SQL Server does not have, each with the reason
 LACKS: frozenset[StatementName] = frozenset(
     {
-        *("check_deferred", "receive_range", "lock_read", "lock_insert", "lock_delete"),
-        *("endpoint_zone", "end_frozen", "begin_alone", "skip_taken"),
-        # no limit ends a transaction, and an error has a number and names what it is about
-        *("transaction_limit", "why_refused"),
+        "check_deferred",  # no check is deferred to the commit
+        "receive_range",  # `receive` takes one pass already: it locks a row as it deletes it
+        # A login with only the right to INSERT cannot lock a table. So the owner is checked before
+        # the use, and again before the commit.
+        *("lock_read", "lock_insert", "lock_delete"),
+        "endpoint_zone",  # Due is a datetime in UTC, whatever the session's zone
+        "end_frozen",  # ending a session needs a right on the whole server
+        "begin_alone",  # a statement that runs alone needs no transaction around it
+        "skip_taken",  # a login that may only insert cannot choose a RowVersion
+        "transaction_limit",  # the server has no limit for a transaction
+        "why_refused",  # an error has a number, and its text names the object
     }
 )
 STATEMENTS = Statements.load(SQLSERVER.dialect, LACKS)
@@ -38,18 +42,21 @@ IDENTIFIER = re.compile(r"\{([a-z][a-z_0-9]*)\}")
 PARAMETER = re.compile(r"(?<![@\w])@([a-z_]+)\b")
 GUARD = "IF @@TRANCOUNT <> 1 BEGIN; THROW 51900, N'the transaction is gone', 1; END; "
 
-# the type of a column that holds one code page only, and its collation
+# the type of a column that holds only the characters of one code page, and its collation
 NARROW = re.compile(r"varchar COLLATE (\w+)")
 BINARY_ORDER = "Latin1_General_100_BIN2"
-ALL_FIT = "1 = 1"  # a condition, where headers of all characters fit
+ALL_FIT = "1 = 1"  # the condition for a column that holds all characters
 UNFIT = "BEGIN; THROW 51901, N'characters of Headers do not fit', 1; END;"
 
-BINARY = {"body", "payload"}  # values that are bytes where they are not null
+BINARY = {"body", "payload"}  # parameters whose values are bytes or null
 NUMBERS = {bool: "bit", int: "bigint", float: "float"}
-SHORT_TEXT, SHORT_BYTES = 4000, 8000  # what a parameter holds without (max)
+# lengths up to which a parameter's type needs no (max)
+SHORT_TEXT = 4000
+SHORT_BYTES = 8000
 
-# columns of a bulk insert: Arrow's name → the table's, and its type. OPENJSON cuts a text silently.
-# Of one that is too long for a column of 255 a character more is left, so that the INSERT fails.
+# Columns of a bulk insert: Arrow's name → (the table's name, type for OPENJSON). OPENJSON cuts a
+# text that is too long without an error. So its type has 256 characters if the table's column has
+# 255. Then the INSERT fails.
 LOADED = {
     "id": ("Id", "uniqueidentifier"),
     "correlationid": ("CorrelationId", "varchar(256)"),
@@ -59,17 +66,18 @@ LOADED = {
     "body": ("Body", "varbinary(max)"),
     "due": ("Due", "datetime2(6)"),
 }
-OPTIONAL = {"correlationid", "replytoaddress"}  # left out where the table lacks them
+OPTIONAL = {"correlationid", "replytoaddress"}  # left out if the table does not have them
 
 
 def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
     """
-    Put names into the braces, last and in one pass: a name may be {state} or @n.
+    Put quoted names into the braces of a statement.
 
-    `words` are put in as they are.
+    This is the last step, and it takes one pass: a queue may be called `{state}` or `@n`, and such
+    a name must not be replaced again. `words` are put in unchanged.
     """
     text = repeat(text, tables)
-    found = {
+    filled = {
         "state": SQLSERVER.quote_name(state),
         "state_name": literal(state),
         "state_escaped": SQLSERVER.quote_name(state).replace("'", "''"),
@@ -82,17 +90,17 @@ def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
     for role, address in tables.items():
         quoted = SQLSERVER.quote_address(address)
         catalog = "" if address.catalog is None else f"{SQLSERVER.quote_name(address.catalog)}."
-        found[role] = quoted
-        found[f"{role}_text"] = literal(quoted)
-        found[f"{role}_catalog"] = catalog
-        # GRANT takes no database
-        found[f"{role}_use"] = literal(catalog and f"USE {catalog[:-1]}; ")
-        found[f"{role}_here"] = literal(quoted.removeprefix(catalog))
-        # what the transport's installer locks: the table with its database
+        filled[role] = quoted
+        filled[f"{role}_text"] = literal(quoted)
+        filled[f"{role}_catalog"] = catalog
+        # a GRANT cannot name a database, so a USE comes before it
+        filled[f"{role}_use"] = literal(catalog and f"USE {catalog[:-1]}; ")
+        filled[f"{role}_here"] = literal(quoted.removeprefix(catalog))
+        # the transport's installer locks this name too: the table with its database
         database = "" if catalog else "QUOTENAME(DB_NAME()) + N'.' + "
-        found[f"{role}_lock"] = f"LEFT({database}{literal(quoted + '_lock')}, 255)"
-    found |= words
-    return IDENTIFIER.sub(lambda match: found.get(match[1], match[0]), text)
+        filled[f"{role}_lock"] = f"LEFT({database}{literal(quoted + '_lock')}, 255)"
+    filled |= words
+    return IDENTIFIER.sub(lambda match: filled.get(match[1], match[0]), text)
 
 
 def join_script(parts: Iterable[str]) -> str:
@@ -100,13 +108,13 @@ def join_script(parts: Iterable[str]) -> str:
 
 
 def split_script(text: str) -> list[str]:
-    """Return the batches that sqlcmd sends."""
+    """Split a script at its lines `GO`, as sqlcmd does."""
     return [batch for batch in re.split(r"^GO$", text, flags=re.MULTILINE) if batch.strip()]
 
 
 def find_table(tables: Tables, text: str) -> QueueAddress | None:
-    """Return the table in the server's sentence; the first one, where it names none."""
-    named = (each for each in tables.values() if f"{each.table}'" in text)
+    """Return the table that the server's sentence names; if it names none, the first table."""
+    named = (table for table in tables.values() if f"{table.table}'" in text)
     return next(named, next(iter(tables.values()), None))
 
 
@@ -118,9 +126,10 @@ def build_call(
     statement: str, text: str, values: Mapping[str, Value], *, guarded: bool
 ) -> tuple[str, tuple[Value, ...]]:
     """
-    Return a statement as a call of sp_executesql, and the values of its question marks.
+    Return a statement as a call of sp_executesql, and the values for its question marks.
 
-    Values that the text does not use are left out. `guarded`: a transaction must still be open.
+    Values that the text does not use are left out. With `guarded` the call first checks that the
+    transaction is still open.
     """
     wanted = set(PARAMETER.findall(text))
     used = {name: value for name, value in values.items() if name in wanted}
@@ -140,7 +149,7 @@ def build_call(
 
 
 def type_of(name: str, value: Value) -> str:
-    """Return the type of a parameter; few sizes only, so that the server reuses plans."""
+    """Return the type of a parameter; there are few sizes, so that the server can reuse plans."""
     if value is None:
         return "varbinary(max)" if name in BINARY else "nvarchar(4000)"
     if isinstance(value, bytes):
@@ -153,20 +162,20 @@ def type_of(name: str, value: Value) -> str:
 
 def headers_fit(shape: dict[str, str]) -> str:
     """
-    Return the condition that a queue's column holds all characters of Headers.
+    Return the condition that the column Headers of a queue can hold all characters of a text.
 
-    SQL Server writes question marks to a varchar, without an error. `shape` has the queue's columns
-    and their types.
+    In a varchar SQL Server stores question marks for other characters, without an error. `shape`
+    has the queue's columns and their types.
     """
-    found = NARROW.fullmatch(shape.get("headers", ""))
-    if found is None:
+    narrow = NARROW.fullmatch(shape.get("headers", ""))
+    if narrow is None:
         return ALL_FIT
-    kept = f"CAST(CAST(Headers COLLATE {found[1]} AS varchar(max)) AS nvarchar(max))"
+    kept = f"CAST(CAST(Headers COLLATE {narrow[1]} AS varchar(max)) AS nvarchar(max))"
     return f"{kept} COLLATE {BINARY_ORDER} = Headers"
 
 
 def check_fit(shape: dict[str, str], source: str = "@gone") -> str:
-    """Return a check for headers that a queue's varchar cannot hold; empty where it holds all."""
+    """Return T-SQL that throws if a queue cannot hold some headers; empty if it can hold all."""
     fit = headers_fit(shape)
     if fit == ALL_FIT:
         return ""
@@ -175,16 +184,16 @@ def check_fit(shape: dict[str, str], source: str = "@gone") -> str:
 
 def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool = False) -> str:
     """
-    Return the INSERT of `load` for some columns, in the order in which they were sent.
+    Return the INSERT of `load` for some columns; it inserts the rows in their order.
 
-    @rows are `json_rows`, and @messages says how many they are.
+    @rows is the text of `json_rows`, and @messages is the number of its rows.
 
-    If no body may be null, a text without characters, which OPENJSON may read as a null, becomes an
-    empty body.
+    OPENJSON may read an empty text as a null. If no body is null, such a null becomes an empty
+    body.
     """
     known = [
-        (at, *LOADED[name])
-        for at, name in enumerate(names, 1)
+        (place, *LOADED[name])
+        for place, name in enumerate(names, 1)
         if name in shape or name not in OPTIONAL
     ]
     values = {column: column for _, column, _ in known}
@@ -192,11 +201,11 @@ def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool =
         values["Body"] = "ISNULL(Body, 0x)"
     if "recoverable" in shape:
         values["Recoverable"] = "1"
-    read = ", ".join(f"{column} {kind} '$[{at}]'" for at, column, kind in known)
+    read = ", ".join(f"{column} {kind} '$[{place}]'" for place, column, kind in known)
     source = f"OPENJSON(@rows) WITH (Headers nvarchar(max) '$[{names.index('headers') + 1}]')"
     return check_fit(shape, source) + (
-        f"INSERT INTO {{queue}} ({', '.join(values)}) "  # noqa: S608 - of LOADED
-        # the server expects 50 rows of OPENJSON, and would sort the others in tempdb
+        f"INSERT INTO {{queue}} ({', '.join(values)}) "  # noqa: S608 - names of LOADED
+        # Without TOP the server expects 50 rows of OPENJSON, and sorts the others in tempdb.
         f"SELECT TOP (@messages) {', '.join(values.values())} "
         f"FROM OPENJSON(@rows) WITH (place int '$[0]', {read}) AS sent ORDER BY place "
         "OPTION (MAXDOP 1)"
@@ -204,20 +213,22 @@ def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool =
 
 
 # ---------------------------------------------------------------- how far one `receive` goes
-# The rows of a range were weighed, and are cut at the size of a step. A row that is committed after
-# the weighing comes unweighed. So a step has a limit for the number of rows and one for each row,
-# and their product is bounded like the sum of the weighed rows. A row that is too large is not
-# received, but `receive` locks it.
+# First the rows of a range are weighed: their sizes are read. Then the range is cut at the size of
+# a step. A row that is committed after the weighing has not been weighed, but `receive` may take
+# it. So a step has a limit for the number of rows, and a limit for the size of each row. Their
+# product is bounded as the sum of the weighed rows is. A row that is too large is not received, but
+# `receive` locks it.
 
 # From 5,000 locks on, SQL Server may lock the table. It may count a lock for each page of a large
-# value; a page holds 8,000 bytes, and a byte of headers counts for two.
-MOST_LOCKS, PAGE = 4000, 4000
-MOST_MOVED = (MOST_LOCKS - 1000) * PAGE  # bytes of up to 1,000 messages that one statement moves
+# value. A page holds 8,000 bytes, and a byte of headers counts for two.
+MOST_LOCKS = 4000
+PAGE = 4000  # bytes
+MOST_MOVED = (MOST_LOCKS - 1000) * PAGE  # bytes that one statement moves, in at most 1,000 messages
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A message of a page and its size: a row of `weigh_page`."""
+    """A row of `weigh_page`: a message and its size."""
 
     seq: int
     bytes: int
@@ -225,35 +236,40 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Weight(Size):
-    """A message of a range, its size, and whether it is received: a row of `weigh`."""
+    """A row of `weigh`: a message, its size, and whether it is too large to be received."""
 
-    is_large: bool  # or its headers: it is not received
+    is_large: bool  # the message, or its headers alone, are too large
 
 
 def cut_step(rows: Iterable[Weight], *, messages: int, most: int, largest: int) -> dict[str, int]:
     """
-    Return how far to receive, as parameters of `receive`; nothing where nothing waits.
+    Return the parameters of `receive` that say how far it goes; empty: no message waits.
 
-    The limits let the weighed rows through, but for those that are too large. Whatever was
-    committed since, the step has at most `most` plus `largest` bytes.
+    All weighed rows up to `stop` are received, except those that are too large. Even with rows that
+    were committed since, the step has at most `most` plus `largest` bytes.
 
     Args:
         rows: the messages, by seq.
-        messages: of the step, at most; it has none where all rows are too large.
-        most: bytes of the step, but one message at least.
-        largest: bytes of one message.
+        messages: the most messages of the step; it has none if all rows are too large.
+        most: the most bytes of the step; the first message may have more.
+        largest: the most bytes of one message.
     """
-    count = total = locks = heaviest = 0
+    count = 0
+    total = 0
+    locks = 0
+    heaviest = 0
     stop: int | None = None
     for message in rows:
         size = message.bytes
         locks += 1
         if not message.is_large:
-            locks, heaviest = locks + size // PAGE, max(heaviest, size)
-            full = total >= most or locks > MOST_LOCKS or (count + 1) * heaviest > most + largest
-            if count and (full or count == messages):
+            locks += size // PAGE
+            heaviest = max(heaviest, size)
+            is_full = total >= most or locks > MOST_LOCKS or (count + 1) * heaviest > most + largest
+            if count > 0 and (is_full or count == messages):
                 break
-            count, total = count + 1, total + size
+            count += 1
+            total += size
         stop = message.seq + 1
     if stop is None:
         return {}
@@ -266,18 +282,19 @@ def cut_step(rows: Iterable[Weight], *, messages: int, most: int, largest: int) 
 
 def cut_page(rows: Iterable[Size], *, most: int, largest: int) -> dict[str, int]:
     """
-    Return up to where a browse reads, as parameters of `browse`; nothing where nothing waits.
+    Return the parameters of `browse` that say how far it reads; empty: no message waits.
 
-    The page ends with the message that reaches the limit, and with all others of its seq. A row
-    that is committed after the weighing comes unweighed. The limit for each row is that of the
-    heaviest weighed one, so that `is_weighed` finds a heavier one that came since.
+    The page ends with the message that reaches the limit, and with all other messages of the same
+    seq. A row that is committed after the weighing has not been weighed. So `browse` reads only the
+    size of a row that is heavier than all weighed rows, and `is_weighed` finds it by that size.
 
     Args:
         rows: the messages, by seq.
-        most: bytes of the page, but one message at least.
-        largest: bytes of one message; of a larger one only the size is read.
+        most: the most bytes of the page; the first message may have more.
+        largest: the most bytes of one message; of a larger one only the size is read.
     """
-    total = heaviest = 0
+    total = 0
+    heaviest = 0
     stop: int | None = None
     for message in rows:
         if stop is not None and total >= most and message.seq >= stop:

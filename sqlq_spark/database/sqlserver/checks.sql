@@ -1,11 +1,12 @@
 -- name: check_rows
--- Facts of the lowest messages: how long they live, how large headers are, and how far RowVersion
--- has come. Of headers only the beginning is read.
+-- Reads facts of the messages with the lowest RowVersions: how long they live, and how large their
+-- headers are. Also reads the highest RowVersion. It reads only the beginning of the headers.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
--- Returns: last bigint (null where the queue is empty), and of each of the lowest 50 that expires:
---          expires datetime, sent, lives (its headers, null where absent); in each row the
---          RowVersion and the size of the largest headers among the lowest 50, bigint
+-- Returns: one row for each of the lowest 50 messages that expires, or one row if none does. last bigint:
+--          the highest RowVersion, null if the queue is empty. expires datetime; sent, lives: two of its
+--          headers, null if absent. seq, bytes bigint, the same in each row: the message with the largest
+--          headers of the lowest 50, and the size of these headers
 WITH lowest AS (
     SELECT TOP (50) RowVersion, Expires,
            LEFT(CAST(Headers AS nvarchar(max)), 16384) AS Headers,
@@ -33,9 +34,9 @@ SELECT ends.last, e.expires, e.sent, e.lives, heaviest.seq, heaviest.bytes
   LEFT JOIN expiring AS e ON 1 = 1
 
 -- name: check_owner
--- Counts, among the lowest 100 messages, those that only the endpoint that owns the queue can handle.
--- Copies in an audit queue and failures in an error queue do not count. Of headers only the beginning
--- is read, as text, so that headers that are no JSON do not matter.
+-- Counts, among the 100 messages with the lowest RowVersions, those that only the queue's own endpoint
+-- can handle. Copies in an audit queue and failed messages in an error queue do not count. It reads only
+-- the beginning of the headers, as text, so headers that are not JSON do not matter.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
 -- Returns: messages int: saga timeouts, messages for a saga, control messages
@@ -50,10 +51,11 @@ SELECT COUNT(*) AS messages
    AND text NOT LIKE N'%"NServiceBus.ExceptionInfo.ExceptionType":%'
 
 -- name: check_queue
--- What is wrong with a queue's table, from the catalogue alone; who has any right on it may read that.
--- HAS_PERMS_BY_NAME returns null for a name of more than 128 characters; that counts as a right.
--- @last is the highest RowVersion, null where it is not known; @expiring, whether messages expire.
--- A GRANT names no user where a group gave the login its access, or the queue is in another database.
+-- Finds what is wrong with a queue's table. It reads only the catalogue, which a login with any right on
+-- the table may read. HAS_PERMS_BY_NAME returns null for a name of more than 128 characters. That counts
+-- as a right. @last is the highest RowVersion, or null if it is not known. @expiring says whether
+-- messages expire. A GRANT names no user if the login has its access by a group, or if the queue is in
+-- another database.
 -- Returns: name, severity (error, warning, note), found, fix; a row for each finding
 DECLARE @table int = OBJECT_ID({queue_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
 DECLARE @grantee nvarchar(258) = IIF(ISNULL(DATABASE_PRINCIPAL_ID(), 0) = 0
@@ -140,7 +142,7 @@ SELECT law.name COLLATE DATABASE_DEFAULT, law.severity COLLATE DATABASE_DEFAULT,
             N' of 2147483647: at the end every INSERT fails'),
      CONCAT(N'-- drop the indexes that have RowVersion, and create them again afterwards', CHAR(10),
             N'ALTER TABLE ', @named, N' ALTER COLUMN RowVersion bigint NOT NULL')),
-    -- rows that were copied with their RowVersion, or an identity that was set back
+    -- this happens if rows were copied with their RowVersions, or if the identity was set back
     (N'sequence_behind', CASE WHEN @last >= 0.8 * @highest THEN N'warning' ELSE N'error' END,
      CASE WHEN @last > @given THEN 1 END,
      CONCAT(N'the highest RowVersion is ', @last, N', but the identity has given no more than ', @given,
@@ -188,9 +190,10 @@ SELECT N'trigger',
                 WHERE e.object_id = g.object_id AND e.type_desc = N'DELETE')
 
 -- name: check_delayed
--- What is wrong with a table of delayed messages, from the catalogue alone; nothing where it is absent.
--- Who has no right there may do without. What is due leaves it by OUTPUT INTO the queue, which the server
--- refuses if the queue has a trigger, a CHECK, or a foreign key on either side (errors 331 to 333).
+-- Finds what is wrong with a table of delayed messages; nothing if it is absent. It reads only the
+-- catalogue. A login without any right there may do without the table. Due messages leave it by OUTPUT
+-- INTO the queue. The server refuses that if the queue has a trigger, a CHECK, or a foreign key on either
+-- side (errors 331 to 333).
 -- Returns: as check_queue
 DECLARE @table int = OBJECT_ID({delayed_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
 DECLARE @grantee nvarchar(258) = IIF(ISNULL(DATABASE_PRINCIPAL_ID(), 0) = 0
@@ -283,9 +286,10 @@ SELECT law.name COLLATE DATABASE_DEFAULT,
  WHERE @table IS NOT NULL
 
 -- part: sees_sessions
--- Whether this login sees the sessions of others; other statements contain it. On Azure SQL Database (5)
--- and Fabric (12) the right on the database is enough. The smaller right PERFORMANCE STATE is of SQL Server
--- 2022 and of Azure; a server that does not know it answers null.
+-- Whether this login sees the sessions of others; other statements contain this part. On Azure SQL
+-- Database (5) and Fabric (12) a right on the database is enough. SQL Server 2022 and Azure have the
+-- smaller right PERFORMANCE STATE. For a right that a server does not know, HAS_PERMS_BY_NAME returns
+-- null.
 (1 IN (HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE'),
        HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER PERFORMANCE STATE'))
  OR SERVERPROPERTY(N'EngineEdition') IN (5, 12)
@@ -293,10 +297,10 @@ SELECT law.name COLLATE DATABASE_DEFAULT,
               HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', N'VIEW DATABASE PERFORMANCE STATE')))
 
 -- name: check_server
--- What holds messages of any queue of this database: old transactions elsewhere; and whether the
--- database knows JSON, and keeps tables to itself. In Azure's small tiers and elastic pools the right on the database is not enough,
--- and the view refuses to be read. The caller then asks once more with a null for @seconds, which leaves
--- the sessions out.
+-- Finds what holds messages of any queue of this database: old transactions. Also finds a database that
+-- does not know JSON, and one that copies its tables elsewhere. In Azure's small tiers and elastic pools
+-- the right on the database is not enough to read the view of transactions. Then the caller asks again
+-- with a null for @seconds, which leaves the transactions out.
 -- Returns: as check_queue
 SELECT N'level' AS name, N'error' AS severity,
        CONCAT(N'compatibility level ', d.compatibility_level,
@@ -337,7 +341,7 @@ ELSE
            AS fix
 
 -- name: check_state
--- What is wrong with the settings of the state tables, from the catalogue alone.
+-- Finds what is wrong with the settings of the state tables. It reads only the catalogue.
 -- Returns: as check_queue
 SELECT N'state_unlogged' AS name, N'error' AS severity,
        CONCAT(N'state table ', QUOTENAME(s.name), N'.', QUOTENAME(t.name),
@@ -350,10 +354,10 @@ SELECT N'state_unlogged' AS name, N'error' AS severity,
    AND t.durability_desc = N'SCHEMA_ONLY'
 
 -- name: state_schemas
--- The schemas that have tables with the names of state tables, all or @schema_name. Two names of three are
--- enough, because a table may be missing. The server shows a login only tables on which it has a right, but
--- all schemas. So a schema that is named as `script --domain` names it counts too. The server does not show
--- roles that this login is no member of.
+-- Lists all schemas that have tables with the names of state tables, or only @schema_name. Two of three
+-- names are enough, because a table may be missing. The server shows all schemas to a login, but only
+-- tables on which it has a right. So a schema that has a name as `script --domain` gives it counts too.
+-- The server does not show roles of which this login is no member.
 -- Returns: schema, may_enter bit (whether this login may read the version), roles (empty)
 SELECT s.name AS [schema],
        CAST(COALESCE(HAS_PERMS_BY_NAME(QUOTENAME(s.name) + N'.version', N'OBJECT', N'SELECT'), 0)
@@ -369,14 +373,15 @@ SELECT s.name AS [schema],
  ORDER BY s.name
 
 -- name: blockers
--- Transactions that have locked a whole table of this database, or wait for that; a row for each session
--- and table, because from 16 processors on a table has a lock for each of them. A login that may not see the
--- sessions of others gets none. @seconds: those that have had messages locked for longer. Any mode but
--- IS, IX, IU and Sch-S keeps receivers and senders out. The list of locks is long, so it is read only while
--- a transaction is 10 s old. The two that are left out belong to the server, which may keep them forever.
--- Session -2 stands for distributed transactions whose sessions are gone.
--- OBJECT_NAME would wait for the very Sch-M lock that is to be reported. NOLOCK reads a table's name also
--- while another session changes the table, but the server does not promise that.
+-- Finds transactions that have locked a whole table of this database, or that wait for such a lock. Also
+-- finds transactions that have had messages locked for more than @seconds. A login that may not see the
+-- sessions of others gets no row. There is one row for each session and table, because on 16 processors
+-- and more a table lock is a lock for each processor. Every mode but IS, IX, IU and Sch-S keeps receivers
+-- and senders out. The list of locks is long, so it is read only if some transaction is older than 10 s.
+-- Two names of transactions do not count: they are the server's own, and may stay open forever. Session
+-- -2 stands for distributed transactions whose sessions are gone. OBJECT_NAME would wait for the very
+-- Sch-M lock that is to be reported. NOLOCK reads a table's name also while another session changes the
+-- table, but the server does not promise that.
 -- Locks:   keeps none, waits for no row.
 -- Returns: schema_name, table_name, name, severity, found, fix
 IF {sees_sessions}

@@ -1,11 +1,12 @@
 """
-A session with SQL Server, by mssql-python or pyodbc.
+A session with SQL Server, through mssql-python or pyodbc.
 
-A statement and its values go to `sp_executesql` as parameters. So nothing in a queue's name is read
-as a placeholder or an escape of ODBC, and every value has a type. No null is bound, because a
-driver would have to ask the server for its type.
-Transactions are begun by statement, so the driver stays in its autocommit mode throughout. Inside a
-transaction each statement first checks that the transaction is still open.
+A statement and its values are sent as parameters of `sp_executesql`. So ODBC finds no placeholder
+or escape in a queue's name, and every value has a type. A null is never bound, because the driver
+would have to ask the server for its type.
+
+The package begins transactions by statements, so the driver always stays in its autocommit mode.
+Inside a transaction each statement first checks that the transaction is still open.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ from sqlq_spark.database.sqlserver.rows import (
     plain_columns,
 )
 from sqlq_spark.database.sqlserver.url import Target
-from sqlq_spark.database.trust import READ, look
+from sqlq_spark.database.trust import READ, look_at_tables
 from sqlq_spark.wire.sqlserver import SQLSERVER
 
 if TYPE_CHECKING:
@@ -65,11 +66,12 @@ if TYPE_CHECKING:
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
 
-# Settings of each session. English, because one driver reports an error by its sentence only.
-# In a deadlock the server ends a session of LOW priority: ours, which tries again.
+# Settings of each session. The language is English, because one driver reports an error only by its
+# sentence. In a deadlock the server ends the session with LOW priority. That is ours, and it tries
+# again.
 SETTINGS = "SET NOCOUNT ON; SET XACT_ABORT ON; SET LANGUAGE us_english; SET DEADLOCK_PRIORITY LOW"
 CATALOG = "SELECT DB_NAME() AS catalog"
-# sent without sp_executesql, at whose end their settings and transactions would end
+# These are sent without sp_executesql, because a setting or transaction would end with its call.
 ENDS = {"commit", "rollback"}
 DIRECT = {"begin", "set_lock_timeout", "savepoint", "release", *ENDS}
 LEVEL = """/* sqlqueue:level */
@@ -86,35 +88,45 @@ GO
 ALTER DATABASE {name} SET READ_COMMITTED_SNAPSHOT {switch}"""
 CONTEXT = 128  # bytes of context_info
 
-# of one INSERT: the server may replace more than 5,000 locks by one on the table
-MOST_ROWS, MOST_BYTES = 2000, 8 << 20
+# limits of one INSERT: if it has more than 5,000 locks, the server may lock the whole table
+MOST_ROWS = 2000
+MOST_BYTES = 8 << 20
 
 
-def connect(url: str, *, application: str, timeout: float, state: str) -> Connection:
-    target = Target.parse(url)
+def connect(
+    url: str, *, application: str, timeout: float, state: str, credential: str | None = None
+) -> Connection:
+    target = Target.parse(url).with_credential(credential)
+    driver, raw = open_driver(target, application, max(1, int(timeout)))
+    connection = Connection(
+        raw, driver, target, state=state, timeout=timeout, application=application
+    )
     try:
-        driver, raw = drivers.open_session(target, application, max(1, int(timeout)))
+        connection.prepare()
+    except errors.SqlQueueError:
+        connection.close()
+        raise
+    return connection
+
+
+def open_driver(target: Target, application: str, seconds: int) -> tuple[drivers.Driver, Any]:
+    """Return the driver that has connected, and its connection; raise the package's errors."""
+    try:
+        return drivers.open_session(target, application, seconds)
     except errors.SqlQueueError:
         raise
     except Exception as error:  # noqa: BLE001 - each driver has a tree of its own
-        failure = read_error(error, target.password)
+        failure = read_error(error, target.secret)
         raise connection_error(target.server, failure, by_token=target.by_token) from None
-    made = Connection(raw, driver, target, state=state, timeout=timeout, application=application)
-    try:
-        made.prepare()
-    except errors.SqlQueueError:
-        made.close()
-        raise
-    return made
 
 
 def context_info(application: str) -> str:
-    """Return the session's name for the DBA, in hexadecimal digits; at least one byte."""
+    """Return the name that the DBA sees, as hexadecimal digits of at least one byte."""
     return "0x" + (application.encode("utf-8", "replace")[:CONTEXT] or b"-").hex()
 
 
 class Connection(database.Connection):
-    """One session by one of the two drivers."""
+    """One session through one of the two drivers."""
 
     names = SQLSERVER
     lacks = LACKS
@@ -123,7 +135,7 @@ class Connection(database.Connection):
 
     def __init__(
         self,
-        raw: Any,  # noqa: ANN401 - of one of two drivers
+        raw: Any,  # noqa: ANN401 - a connection of one of two drivers
         driver: drivers.Driver,
         target: Target,
         *,
@@ -138,16 +150,16 @@ class Connection(database.Connection):
         self._watchdog = drivers.Watchdog(self._end)
         self._cursor: Any = None  # of the last statement; it gives up that one with the next
         self._columns: dict[QueueAddress, dict[str, str]] = {}  # read once in a transaction
-        self._secret = target.password
+        self._secret = target.secret
         self._began = 0.0  # when the last statement was sent, by this process's clock
         self.catalog: str | None = None  # the database's name; known after `prepare`
 
     def prepare(self) -> None:
-        """Make the session's own settings, and read which database it is in."""
+        """Make the settings of the session, and read the name of its database."""
         self._limit_statements()
         context = f"SET CONTEXT_INFO {context_info(self.application)}"
-        found = self._do("connect", f"{SETTINGS}; {context}; {CATALOG}", {})
-        self.catalog = next(iter(found.values("connect")), None)
+        result = self._do("connect", f"{SETTINGS}; {context}; {CATALOG}", {})
+        self.catalog = next(iter(result.values("connect")), None)
 
     def _read(
         self, statement: StatementName, tables: Tables, values: Mapping[str, Value]
@@ -158,7 +170,12 @@ class Connection(database.Connection):
         return self._do(statement, text, tables, values)
 
     def arrow(self, statement: StatementName, *, tables: Tables, **values: int | str) -> pa.Table:
-        """Before a `receive` or a `browse` weigh its rows, see `cut_step` and `cut_page`."""
+        """
+        Execute a statement and return its rows as an Arrow table; a uuid is 16 bytes.
+
+        Before a `receive` or a `browse` the sizes of its rows are read, see `cut_step` and
+        `cut_page`.
+        """
         if statement == "receive":
             return self._receive(tables, cast("dict[str, int]", values))
         if statement == "browse":
@@ -166,29 +183,35 @@ class Connection(database.Connection):
         return self._fetch(statement, tables, values)
 
     def _receive(self, tables: Tables, limits: dict[str, int]) -> pa.Table:
-        """Receive what fits; go on where all is too large, or where other sessions took it."""
-        messages, largest = limits["messages"], limits["largest"]
+        """
+        Receive the messages of one step.
+
+        If all messages of the step are too large, or other sessions have taken them, go on with the
+        next step.
+        """
+        messages = limits["messages"]
+        largest = limits["largest"]
         while True:
             rows = self.rows("weigh", Weight, tables={"queue": tables["queue"]}, **limits)
             step = cut_step(rows, messages=messages, most=limits["bytes"], largest=largest)
             if not step:
                 return no_rows()
             if step["messages"]:
-                found = self._fetch("receive", tables, {**limits, **step})
-                if found.num_rows:
-                    return found
+                received = self._fetch("receive", tables, {**limits, **step})
+                if received.num_rows:
+                    return received
             limits = {**limits, "first": step["stop"], "messages": MOST_ROWS}
 
     def _browse(self, tables: Tables, limits: dict[str, int]) -> pa.Table:
-        """Read a page; weigh it again where a heavier message has come since it was weighed."""
+        """Read a page; weigh it again if a heavier message was committed since the weighing."""
         while True:
             rows = self.rows("weigh_page", Size, tables=tables, **limits)
             page = cut_page(rows, most=limits["bytes"], largest=limits["largest"])
             if not page:
                 return no_rows()
-            found = self._fetch("browse", tables, {**limits, **page})
-            if is_weighed(found, limits["largest"]):
-                return found
+            browsed = self._fetch("browse", tables, {**limits, **page})
+            if is_weighed(browsed, limits["largest"]):
+                return browsed
 
     def _fetch(
         self, statement: StatementName, tables: Tables, values: Mapping[str, int | str]
@@ -196,22 +219,22 @@ class Connection(database.Connection):
         text = self.fill_names(STATEMENTS[statement], tables)
         with self._executed(statement, text, tables, values) as cursor:
             while not cursor.description and cursor.nextset():
-                pass  # statements before the rows have no result
-            found = fetch_table(cursor)
+                pass  # skip the statements before the one that returns rows
+            table = fetch_table(cursor)
             drivers.check_complete(cursor)
             while cursor.nextset():
-                pass  # an error behind the rows is raised only here
-        return plain_columns(found)
+                pass  # an error that comes after the rows is raised only here
+        return plain_columns(table)
 
     def load(self, queue: QueueAddress, rows: pa.Table) -> None:
-        # as JSON in one parameter: a bulk copy would be another session, and both drivers send rows
-        # with large values one by one
+        # The rows are sent as JSON in one parameter. A bulk copy would need another session, and
+        # executemany of both drivers sends rows with large values one by one.
         tables = {"queue": queue}
         null_bodies = "body" in rows.column_names and rows["body"].null_count > 0
         insert = build_insert(rows.column_names, self._columns_of(queue), null_bodies=null_bodies)
         text = self.fill_names(insert, tables)
-        each = max(1, rows.nbytes // max(1, rows.num_rows))
-        size = max(1, min(MOST_ROWS, MOST_BYTES // each))
+        row_bytes = max(1, rows.nbytes // max(1, rows.num_rows))
+        size = max(1, min(MOST_ROWS, MOST_BYTES // row_bytes))
         for first in range(0, rows.num_rows, size):
             part = rows.slice(first, size)
             values: dict[str, Value] = {"rows": json_rows(part), "messages": part.num_rows}
@@ -220,7 +243,7 @@ class Connection(database.Connection):
     def store(self, table: str, rows: pa.Table) -> None:
         if not rows.num_rows:
             return
-        # one row, because the server stores a large value in pages
+        # all pages go into one row, because the server itself stores a large value in pages
         values = rows.slice(0, 1).to_pylist()[0]
         values["payload"] = b"".join(rows["payload"].to_pylist())
         names = ", ".join(map(SQLSERVER.quote_name, values))
@@ -230,27 +253,27 @@ class Connection(database.Connection):
         self._do(f"store {table}", text, {}, values)
 
     def stored_bytes(self, texts: pa.Array) -> pa.Array:
-        # UTF-16: two bytes a character, four outside of the first plane
+        # UTF-16 has two bytes for a character, and four for one outside of the first plane
         pairs = pc.count_substring_regex(texts, "[\U00010000-\U0010ffff]")
         return pc.multiply(pc.add(pc.utf8_length(texts), pairs), 2)
 
     def columns(self, queue: QueueAddress) -> dict[str, str]:
-        found = self.rows("queue_columns", database.Column, tables={"queue": queue})
-        return {column.name.lower(): column.type for column in found}
+        columns = self.rows("queue_columns", database.Column, tables={"queue": queue})
+        return {column.name.lower(): column.type for column in columns}
 
     def whole(self, address: QueueAddress) -> QueueAddress:
         return replace(self.names.qualify(address), catalog=address.catalog or self.catalog)
 
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
-        # the server knows whether case matters; a table that is not there, or that this login may
-        # not see, is known by its address
-        whole = [self.whole(each) for each in addresses]
+        # Only the server knows whether case matters, so it gives each table an identity. If it does
+        # not show a table to this login, the address stands for it.
+        whole = [self.whole(address) for address in addresses]
         distinct = list(dict.fromkeys(whole))
-        found: dict[QueueAddress, Hashable] = {}
+        identities: dict[QueueAddress, Hashable] = {}
         if len(distinct) > 1:
-            tables, _ = look(self, distinct, READ)
-            found = {queue: (its.catalog, its.identity) for queue, its in tables.items()}
-        return [found.get(each, each) for each in whole]
+            tables, _ = look_at_tables(self, distinct, READ)
+            identities = {queue: (table.catalog, table.identity) for queue, table in tables.items()}
+        return [identities.get(address, address) for address in whole]
 
     def run_script(self, text: str) -> list[Any]:
         return [row for batch in split_script(text) for row in self.run_batch(batch)]
@@ -271,10 +294,10 @@ class Connection(database.Connection):
         return scripts
 
     def explain(self, tables: Tables) -> list[str]:
-        load = build_insert(explain.SENT_COLUMNS, self.columns(tables["queue"]))
+        load = build_insert(explain.EXPLAINED_COLUMNS, self.columns(tables["queue"]))
         compiled = {
-            name: self.fill_names(explain.declare(text), its)
-            for name, text, its in to_explain({**STATEMENTS, "load": load}, tables)
+            name: self.fill_names(explain.declare(text), its_tables)
+            for name, text, its_tables in to_explain({**STATEMENTS, "load": load}, tables)
         }
         self.run_script(explain.ONLY_PLANS)
         return find_faults(compiled, self._plan_of, partial(explain.judge, tables=tables))
@@ -282,7 +305,7 @@ class Connection(database.Connection):
     def close(self) -> None:
         self._watchdog.watch(None)
         with self._watchdog.statement():
-            with suppress(*self._driver.errors):  # a broken session is undone by the server
+            with suppress(*self._driver.errors):  # if the session is broken, the server undoes it
                 if self.work is not Work.NONE:
                     self._plain(STATEMENTS["rollback"])
             self.work = Work.NONE
@@ -291,16 +314,16 @@ class Connection(database.Connection):
     # ------------------------------------------------------------ the columns of a queue
 
     def _columns_of(self, queue: QueueAddress) -> dict[str, str]:
-        """Return a queue's columns, read once in a transaction; raise QueueNotFound."""
+        """Return a queue's columns, read once in each transaction; raise QueueNotFound."""
         if queue not in self._columns:
-            found = self.columns(queue)
-            if not found:
+            columns = self.columns(queue)
+            if not columns:
                 raise errors.QueueNotFound(queue=self.printed(queue), server=self.server)
-            self._columns[queue] = found
+            self._columns[queue] = columns
         return self._columns[queue]
 
     def fill_names(self, text: str, tables: Tables) -> str:
-        """Return a statement with its names, for the columns of the table that it fills."""
+        """Put names into a statement, and the words that depend on the columns of its table."""
         if "{recoverable}" not in text:
             return fill_names(text, self.state, tables)
         columns = self._columns_of(tables.get("errors") or tables["queue"])
@@ -321,10 +344,10 @@ class Connection(database.Connection):
             self._raw.close()
 
     def _limit_statements(self) -> None:
-        # for the driver one more than the lock timeout, which comes first
+        # the driver's limit is a second longer, so that the server's lock timeout ends a wait first
         limit = int(self.timeout) + 1
         if self._raw.timeout != limit:
-            self._raw.timeout = limit  # of the cursors that follow
+            self._raw.timeout = limit  # it holds for cursors that are opened after this
             self._close_cursor()
 
     def _direct(self, statement: str, text: str, values: Mapping[str, Value]) -> Result:
@@ -332,11 +355,11 @@ class Connection(database.Connection):
         if statement == "begin":
             text = text.replace("{application}", context_info(self.application))
             self._limit_statements()
-            self._columns.clear()  # tables may have been created again
-        found = self._do(statement, text, {})
+            self._columns.clear()  # others may have changed tables since the last transaction
+        result = self._do(statement, text, {})
         self.work = OPENS.get(statement, self.work)
         self._watchdog.watch(None if self.work is Work.NONE else self.timeout)
-        return found
+        return result
 
     def _do(
         self, statement: str, text: str, tables: Tables, values: Mapping[str, Value] | None = None
@@ -358,10 +381,11 @@ class Connection(database.Connection):
         self, statement: str, text: str, tables: Tables, values: Mapping[str, Value] | None
     ) -> Iterator[Any]:
         """
-        Execute a text, with `values` by sp_executesql; the block reads from the cursor.
+        Execute a text; the block reads from the cursor.
 
-        Both drivers prepare a text with values. The next text of the same cursor gives up the one
-        before in its own request. A cursor for each statement would send two.
+        With `values` the text is sent by sp_executesql. Both drivers prepare a text that has
+        values. If the same cursor then executes another text, the driver releases the prepared one
+        in the same request. With a cursor for each statement this would be a request of its own.
         """
         sql = f"/* sqlqueue:{statement} */ {text}"
         bound: tuple[Value, ...] = ()
@@ -375,7 +399,7 @@ class Connection(database.Connection):
                 cursor.execute(sql, bound) if bound else cursor.execute(sql)
                 yield cursor
         except BaseException as error:
-            self._close_cursor()  # rows that were not read would block the session
+            self._close_cursor()  # otherwise rows that were not read would block the session
             if isinstance(error, self._driver.errors):
                 raise self._failure(statement, tables, error) from None
             raise
@@ -390,11 +414,11 @@ class Connection(database.Connection):
         with closing(self._raw.cursor()) as cursor:
             cursor.execute(text)
             while not cursor.description and cursor.nextset():
-                pass  # statements before the rows have no result
+                pass  # skip the statements before the one that returns rows
             return cursor.fetchall() if cursor.description else []
 
     def _failure(self, statement: str, tables: Tables, error: Exception) -> errors.DatabaseFailure:
-        """Undo, and return the package's error."""
+        """Undo the open work, and return the package's error for the driver's error."""
         failure = read_error(error, self._secret)
         took = time.monotonic() - self._began
         if not self.undo():
@@ -426,7 +450,7 @@ class Connection(database.Connection):
         return left
 
     def _triggers(self, queue: QueueAddress) -> list[str]:
-        """Return the enabled triggers of a table that this login may see, quoted."""
+        """Return the quoted names of a table's enabled triggers, as far as this login sees them."""
         with suppress(*self._driver.errors):
             return [name for (name,) in self._plain(self.fill_names(TRIGGERS, {"queue": queue}))]
         return []

@@ -1,22 +1,24 @@
 """
-The two Python drivers for SQL Server, with one interface; imported when a session connects.
+The two Python drivers for SQL Server, with one interface. The first connect imports the driver.
 
 mssql-python contains Microsoft's ODBC driver and can return Arrow.
 pyodbc needs unixODBC and "ODBC Driver 18 for SQL Server" (or 17) on the machine.
-No other module distinguishes them: they ask a cursor what it can do.
+No other module distinguishes the two drivers. Where they differ, it asks the cursor what it can do.
 
-PostgreSQL has a limit for idle transactions, idle_in_transaction_session_timeout. SQL Server has
-none, so a timer of this process, the watchdog, runs beside each transaction. If no statement ran
-for as long as the limit, it ends the session, and the server undoes the transaction. It is a part
-of the process: a process that stands still as a whole does not end its session. It does not look
-while a statement runs, which has a timeout of the driver. mssql-python keeps Python's interpreter
-for the time of a fetch, so no thread of this process could end one that hangs.
+PostgreSQL has a limit for idle transactions, idle_in_transaction_session_timeout. SQL Server has no
+such limit. So a timer of this process, the watchdog, runs beside each transaction. If no statement
+has run for as long as the limit, it ends the session, and the server undoes the transaction.
+
+The watchdog has two limits. If the whole process stands still, so does the watchdog. While a
+statement runs, it does nothing, because the driver has a timeout for that. mssql-python holds
+Python's global lock during a fetch, so no thread could end a fetch that hangs.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import struct
 import threading
 import time
 from contextlib import contextmanager
@@ -24,6 +26,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sqlq_spark.database.sqlserver.url import Target
+from sqlq_spark.database.tokens import azure_token
 from sqlq_spark.errors import BadOption, MissingDriver
 from sqlq_spark.wire.sqlserver import SQLSERVER
 
@@ -31,17 +35,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from sqlq_spark.database import Value
-    from sqlq_spark.database.sqlserver.url import Target
 
 MSSQL_PYTHON, PYODBC = "mssql-python", "pyodbc"
-ODBC = ("ODBC Driver 18 for SQL Server", "ODBC Driver 17 for SQL Server")  # the first that is there
+# the first of these that is installed is used
+ODBC = ("ODBC Driver 18 for SQL Server", "ODBC Driver 17 for SQL Server")
 
-# mssql-python's name of Microsoft's ODBC driver, and the variable with which a user names another
-ODBC_PROVIDER, PROVIDER_VARIABLE = "msodbcsql18", "MSSQL_PYTHON_NATIVE_PROVIDER"
+ODBC_PROVIDER = "msodbcsql18"  # mssql-python's name of Microsoft's ODBC driver
+PROVIDER_VARIABLE = "MSSQL_PYTHON_NATIVE_PROVIDER"  # a user can choose another driver with it
+
+# SQL_COPT_SS_ACCESS_TOKEN of Microsoft's ODBC driver, an attribute of the connection
+ACCESS_TOKEN = 1256
+# of tokens for SQL Server; the cloud of another country has another one
+AZURE_SCOPE = "https://database.windows.net/.default"
 
 # words of a driver that lacks shared libraries
 NOT_LOADED = ("Failed to load the driver", "Can't open lib", "Data source name not found")
-# a driver's message with the SQLSTATE of an error, not of a note (classes 00 and 01)
+# a message with the SQLSTATE of an error; the classes 00 and 01 are no errors
 FAULT = re.compile(r"\[(?!0[01])(\w{5})\]")
 
 
@@ -56,24 +65,26 @@ class NotHere(Exception):
 
 
 class Incomplete(Exception):
-    """A result broke off, but the driver raised no error; `args` are the SQLSTATE and a text."""
+    """A result ended early, but the driver raised no error; `args` are the SQLSTATE and a text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Driver:
     """One way to connect."""
 
-    open: Callable[[Target, str, int], Any]  # target, application, seconds → connection
-    errors: tuple[type[Exception], ...]  # what it raises
-    # cursor, values to be bound
+    open: Callable[[Target, str, int], Any]  # (target, application, seconds) → connection
+    errors: tuple[type[Exception], ...]  # the errors that it raises
+    # sets the types of the values on a cursor, before they are bound
     set_types: Callable[[Any, Sequence[Value]], None] = lambda *_: None
 
 
 def open_session(target: Target, application: str, seconds: int) -> tuple[Driver, Any]:
     """
-    Connect by the driver that the url names, or by the first that this machine can load.
+    Connect with the driver that the url names, or with the first that this machine can load.
 
-    Raises MissingDriver if there is none, or an error of `Driver.errors`; see `errors.read_error`.
+    Raises:
+        MissingDriver: this machine can load none of them.
+        Exception: one of `Driver.errors`; `errors.read_error` reads it.
     """
     missing: list[str] = []
     for name, load in candidates(target):
@@ -93,7 +104,12 @@ def open_session(target: Target, application: str, seconds: int) -> tuple[Driver
 
 
 def candidates(target: Target) -> Iterator[tuple[str, Callable[[], Driver]]]:
-    """Yield pyodbc first: of a login in another language it alone reports an error's number."""
+    """
+    Yield the drivers to try: name → function that loads it.
+
+    pyodbc comes first. If the login's language is not English, only pyodbc reports an error's
+    number.
+    """
     asked = target.driver
     if not asked and target.authentication == "ActiveDirectoryDefault":
         asked = MSSQL_PYTHON  # the ODBC driver does not know this value
@@ -114,20 +130,24 @@ def candidates(target: Target) -> Iterator[tuple[str, Callable[[], Driver]]]:
 
 def mssql_python() -> Driver:
     """
-    Load mssql-python without its pool, which would keep open transactions.
+    Load mssql-python without its pool, which would keep transactions open.
 
-    It has two native drivers: Microsoft's ODBC driver, and a new one, which is not tried here and
-    will be the default. The first connection of the process fixes the choice. Older versions have
-    no choice. The variable MSSQL_PYTHON_NATIVE_PROVIDER goes first.
+    It has two native drivers: Microsoft's ODBC driver, and a new one that was not tested with this
+    package. The new one will become the default, so the ODBC driver is chosen here. A user can
+    choose otherwise with the variable MSSQL_PYTHON_NATIVE_PROVIDER. The choice cannot change after
+    the first connection of the process. Older versions have only the ODBC driver.
     """
-    module, raised = import_driver("mssql_python"), import_driver("mssql_python.exceptions")
+    module = import_driver("mssql_python")
+    raised = import_driver("mssql_python.exceptions")
     module.pooling(enabled=False)
     if hasattr(module, "native_provider") and not os.environ.get(PROVIDER_VARIABLE):
         module.native_provider = ODBC_PROVIDER
     errors = (raised.Exception, raised.ConnectionStringParseError, RuntimeError, Incomplete)
 
     def open_(target: Target, _: str, seconds: int) -> Any:  # noqa: ANN401 - of the driver
-        return module.connect(target.connection_string(), autocommit=True, timeout=seconds)
+        attributes = attributes_before(target)
+        text = target.connection_string()
+        return module.connect(text, autocommit=True, timeout=seconds, attrs_before=attributes)
 
     return Driver(open=open_, errors=errors)
 
@@ -136,17 +156,18 @@ def pyodbc(names: tuple[str, ...]) -> Driver:
     """Load pyodbc, with the first of some ODBC drivers that is installed."""
     module = import_driver("pyodbc")
     module.pooling = False
-    there = set(module.drivers())
-    name = next((each for each in names if each in there), None)
+    installed = set(module.drivers())
+    name = next((name for name in names if name in installed), None)
     if name is None:
         raise NotHere(f"the machine has no {' or '.join(names)}")
 
     def open_(target: Target, application: str, seconds: int) -> Any:  # noqa: ANN401
+        attributes = attributes_before(target)
         text = target.connection_string(Driver=name, APP=application[:128])
-        return module.connect(text, autocommit=True, timeout=seconds)
+        return module.connect(text, autocommit=True, timeout=seconds, attrs_before=attributes)
 
-    # without sizes a text of more than 2,000 characters is sent as ntext, which a database refuses
-    # if its collation has supplementary characters or UTF-8; 0 is (max)
+    # Without sizes a text of more than 2,000 characters is sent as ntext. A database refuses that
+    # if its collation has supplementary characters or UTF-8. A size of 0 means (max).
     sizes: dict[type, Any] = {
         str: (module.SQL_WVARCHAR, 0, 0),
         bytes: (module.SQL_VARBINARY, 0, 0),
@@ -158,20 +179,45 @@ def pyodbc(names: tuple[str, ...]) -> Driver:
     return Driver(open=open_, errors=(module.Error, Incomplete), set_types=set_types)
 
 
+def attributes_before(target: Target) -> dict[int, bytes]:
+    """
+    Return what both drivers set before they log in: the token, as the ODBC driver takes it.
+
+    mssql-python has `token_provider` too. It logs the text of a provider's error, which may hold a
+    secret, and it asks for tokens of one cloud only.
+    """
+    if not target.token:
+        return {}
+    token = target.token.encode("utf-16-le")
+    return {ACCESS_TOKEN: struct.pack("<I", len(token)) + token}
+
+
+def entra_token(url: str) -> str:
+    """Return a token of Microsoft Entra ID. It names its owner, so the url has no user."""
+    if Target.parse(url).user:
+        expected = "no user in the url or as an option, because a token names its own"
+        raise BadOption(option="credentials", found="azure", expected=expected)
+    return azure_token(AZURE_SCOPE)
+
+
+TOKENS: dict[str, Callable[[str], str]] = {"azure": entra_token}
+
+
 def check_complete(cursor: Any) -> None:  # noqa: ANN401
     """
-    Raise Incomplete if the rows that a driver fetched are not all.
+    Raise Incomplete if a driver has not fetched all rows.
 
     mssql-python fetches rows in blocks. If the connection breaks between two rows, it returns the
-    rows before as if they were all, and only adds a message to its cursor.
+    rows before the break and raises no error. It only adds a message to its cursor.
     """
     for state, text in getattr(cursor, "messages", None) or ():
-        if found := FAULT.match(state):
-            raise Incomplete(found[1], text)
+        fault = FAULT.match(state)
+        if fault is not None:
+            raise Incomplete(fault[1], text)
 
 
 def import_driver(name: str) -> Any:  # noqa: ANN401 - a module without types
-    """Import a driver's module, which may lack shared libraries."""
+    """Import a driver's module; raise NotHere if it, or a shared library of it, is missing."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -182,22 +228,22 @@ def import_driver(name: str) -> Any:  # noqa: ANN401 - a module without types
 
 
 class Watchdog:
-    """Ends one session if its open transaction does nothing for too long; safe for threads."""
+    """Ends one session if its open transaction does nothing for too long; threads may share it."""
 
     def __init__(
         self, end: Callable[[], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._end = end  # closes the session; it is called while no statement runs
         self._clock = clock
-        self._turn = threading.Lock()  # of whoever uses the session
+        self._turn = threading.Lock()  # held by the thread that uses the session
         self._timer: threading.Timer | None = None
         self._limit: float | None = None  # seconds; None: no transaction is open
         self._rested = clock()  # when the last statement ended
-        self.ended: float | None = None  # the limit by which the session was ended
+        self.ended: float | None = None  # the limit, once the watchdog has ended the session
 
     @contextmanager
     def statement(self) -> Iterator[None]:
-        """Keep the session for a statement, which has a timeout of its own."""
+        """Stop the watchdog while a statement runs; the driver has a timeout for it."""
         with self._turn:
             try:
                 yield
@@ -205,7 +251,7 @@ class Watchdog:
                 self._rested = self._clock()
 
     def watch(self, limit: float | None) -> None:
-        """Say how long the transaction may be idle from now on; None: none is open."""
+        """Set how long the transaction may be idle from now on; None: no transaction is open."""
         with self._turn:
             if limit == self._limit:
                 return
@@ -217,7 +263,7 @@ class Watchdog:
                 self._start(limit)
 
     def look(self) -> None:
-        """End the session if it was idle for too long, else look again when it could be."""
+        """End the session if it was idle for too long; otherwise look again after the rest."""
         with self._turn:
             limit = self._limit
             if limit is None or self.ended is not None:

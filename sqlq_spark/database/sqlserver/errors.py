@@ -1,9 +1,9 @@
 """
-A driver's error → the package's error, with the SQL that fixes the problem.
+Turn a driver's error into the package's error, with the SQL that fixes the problem.
 
-pyodbc reports SQLSTATE and the server's error number. mssql-python reports neither. It has its own
-phrase for the SQLSTATE, and the server's sentence. The number is found by that sentence; see
-`numbers`, which also says what each number means.
+pyodbc reports the SQLSTATE and the server's error number. mssql-python reports neither. It reports
+its own phrase for the SQLSTATE, and the server's sentence. `numbers` finds the number of such a
+sentence. It also says what each number means.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sqlq_spark.wire.sqlserver import SQLSERVER
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# mssql-python's phrase → SQLSTATE, for those that are used here
+# phrase of mssql-python → SQLSTATE, for the SQLSTATEs that are used here
 PHRASES = {
     "Connection not open": "08003",
     "Connection failure during transaction": "08007",
@@ -39,7 +39,7 @@ PHRASES = {
     "Timeout expired": "HYT00",
     "Query timeout expired": "HYT00",
     "Connection timeout expired": "HYT01",
-    "Function sequence error": "HYT00",  # of a statement that times out behind its first rows
+    "Function sequence error": "HYT00",  # reported if a statement times out after its first rows
 }
 
 BROKEN = "08S01"  # the SQLSTATE of a connection that broke
@@ -49,19 +49,19 @@ STATES: dict[str, type[errors.DatabaseFailure]] = {
     "40001": errors.Deadlock,
     "42S02": errors.QueueNotFound,
 }
-# what a number means, whatever the SQLSTATE
+# if a number has one of these meanings, the SQLSTATE does not matter
 PASSING_KINDS = {
     *(errors.ConnectionLost, errors.ReadOnly, errors.Deadlock, errors.TimedOut),
     *(errors.LockTimedOut, errors.ServerShort, errors.LogFull),
 }
-# texts of a driver whose statement failed without an error; what it says of one that timed out in
-# the middle of a result
+# texts of a driver that knows no reason for a failure; a statement that timed out in the middle of
+# its result fails so
 NO_REASON = ("The driver did not supply an error!", "Unknown DDBC error")
-# SQLSTATEs of a wrong message or table: another attempt would fail as well. They count only for
-# numbers that are not known, because ODBC reports nearly every number of the server as 42000.
+# Classes of SQLSTATEs for a wrong message or table: another attempt would fail too. They count only
+# for unknown numbers, because ODBC reports nearly every number of the server as 42000.
 LASTING_STATES = ("21", "22", "23", "42", "44")
 
-# numbers for a syntax or function that the database's level lacks, and for an absent table
+# numbers for an unknown syntax, function or table; the compatibility level may be too low
 MAYBE_OLD = {102, 156, 195, 208, 319}
 LEAST_LEVEL = 130
 RAISE_LEVEL = (
@@ -74,8 +74,9 @@ LISTENER = (
     "The server is a standby, or its database is read-only. Name the listener of the availability "
     "group or of the failover group as the host in the url. It leads to the primary."
 )
-DUPLICATES = {2601, 2627}  # numbers for a key that is taken
+DUPLICATES = {2601, 2627}  # numbers for a key that exists already
 TRIGGERED = {3609, 3616, 3930, 3998}  # numbers for a transaction that a trigger has ended
+# number → the fix; {0} is the queue, {1} its table, {2} a constraint or trigger
 FIXES = {
     331: "no due message can be moved into {0}, because its table has an enabled trigger. .NET "
     "endpoints cannot move it either. Disable it: ALTER TABLE {1} DISABLE TRIGGER [its name]",
@@ -105,7 +106,7 @@ IN_TRIGGER = (
     "Fix the trigger, or disable it: ALTER TABLE {1} DISABLE TRIGGER {2}"
 )
 
-# statement → the rights that it needs on its table; others need SELECT
+# statement → the rights that it needs on its table; all other statements need SELECT
 NEEDED_RIGHTS = {
     **dict.fromkeys(("weigh", "receive", "take", "move_due"), "SELECT, DELETE"),
     **dict.fromkeys(("purge", "purge_range", "purge_expired", "unsubscribe"), "SELECT, DELETE"),
@@ -124,19 +125,19 @@ DENIED_IN_DATABASE = re.compile(r"([A-Z][A-Z ]+) permission denied in database")
 NO_ACCESS = re.compile(
     r'The server principal "(.*)" is not able to access the database "(.*)" under'
 )
-# of statements that create, alter or drop, which need more than a right on one table
+# sentences for statements that create, alter or drop; these need more than a right on one table
 DENIED_DDL = re.compile(r".*does not exist or you do not have|User does not have permission")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A driver's error, without the driver."""
+    """The facts of a driver's error, without an object of the driver."""
 
     number: int | None
-    state: str  # SQLSTATE; empty where the driver reports none
-    text: str  # the server's, or the driver's, sentence
-    first_only: bool = False  # whether the driver reports only one error of several
-    in_trigger: bool = False  # whether a trigger ended the transaction, perhaps by its own error
+    state: str  # SQLSTATE; empty if the driver reports none
+    text: str  # the sentence of the server or of the driver
+    first_only: bool = False  # whether the driver reports only one of several errors
+    in_trigger: bool = False  # whether an error in a trigger ended the transaction
 
     @property
     def code(self) -> str:
@@ -144,42 +145,48 @@ class Failure:
 
 
 def read_error(error: Exception, secret: str = "") -> Failure:
-    """Read an error of either driver; `secret` must not be shown."""
+    """Read an error of either driver; `secret` is replaced in its text."""
     phrase = str(getattr(error, "driver_error", ""))
     if phrase:
-        text, state = str(getattr(error, "ddbc_error", "") or phrase), PHRASES.get(phrase, "")
+        text = str(getattr(error, "ddbc_error", "") or phrase)
+        state = PHRASES.get(phrase, "")
     elif len(error.args) > 1:
         state, text = map(str, error.args[:2])
     else:
-        # mssql-python raises a bare RuntimeError where a large value breaks off
-        state, text = BROKEN if isinstance(error, RuntimeError) else "", str(error)
+        text = str(error)
+        # mssql-python raises a bare RuntimeError if the connection breaks inside of a large value
+        state = BROKEN if isinstance(error, RuntimeError) else ""
     first = re.split(r" \((-?\d+)\) \(SQL\w+\)", text, maxsplit=1)
     sentence = " ".join(re.sub(r"^(?:\[[^\[\]]*\] ?)+", "", first[0]).split())
     if secret:
         sentence = sentence.replace(secret, "…")
     number = int(first[1]) if len(first) > 1 and first[1] != "0" else number_of(sentence)
-    # 245, 2601, 2627 and 2628 quote a row's value
+    # the sentences of 245, 2601, 2627 and 2628 quote a value of a row
     sentence = re.sub(r"(value:?) '.*'|(key value is) \(.*\)", cut_value, sentence)
     sentence = sentence.removesuffix(".")
-    behind = {int(each) for each in re.findall(r" \((\d+)\) \(SQL\w+\)", text)}
-    in_trigger = number in TRIGGERED or not behind.isdisjoint(TRIGGERED)
+    all_numbers = {int(digits) for digits in re.findall(r" \((\d+)\) \(SQL\w+\)", text)}
+    in_trigger = number in TRIGGERED or not all_numbers.isdisjoint(TRIGGERED)
     return Failure(number, state, sentence, first_only=bool(phrase), in_trigger=in_trigger)
 
 
 def cut_value(found: re.Match[str]) -> str:
-    """Return the words before a value, without it. Our sessions have English texts."""
+    """Return the words before a value, and leave the value out."""
     return f"{found[1] or found[2]} …"
 
 
 def connection_error(
     server: str, failure: Failure, *, by_token: bool = False
 ) -> errors.DatabaseFailure:
-    """Return the error for a login that failed; `by_token`: with one of Microsoft Entra ID."""
+    """
+    Return the error for a connection that failed.
+
+    `by_token` says whether the login was by a token of Microsoft Entra ID.
+    """
     kind = ERRORS_BY_NUMBER.get(failure.number)
     if kind not in {errors.ConnectionLost, errors.ReadOnly, errors.DatabaseNotFound}:
         if kind is errors.LoginRefused or failure.state == "28000":
-            # For a database that it cannot open, the server sends 4060 and then 18456. During a
-            # failover it may refuse a token.
+            # If the server cannot open the database, it sends 4060 and then 18456. A driver may
+            # report only 18456. During a failover the server may also refuse a valid token.
             is_last = failure.first_only and failure.number in {None, LOGIN_FAILED}
             unclear = is_last or (by_token and failure.number == LOGIN_FAILED)
             kind = errors.LoginUnclear if unclear else errors.LoginRefused
@@ -198,14 +205,14 @@ def statement_error(
     triggers: Sequence[str] = (),
 ) -> errors.DatabaseFailure:
     """
-    Return the error.
+    Return the error of a statement.
 
     Args:
-        failure: the driver's.
-        place: of the statement.
+        failure: what the driver reported.
+        place: the statement, and the table because of which it failed.
         took: seconds until it failed.
-        level: the database's, 0 unless the number is in MAYBE_OLD.
-        triggers: of the table, quoted, if one of them ended the transaction.
+        level: the database's compatibility level; 0: it was not read.
+        triggers: quoted names of the table's triggers, if one of them ended the transaction.
     """
     kind = ERRORS_BY_NUMBER.get(failure.number)
     if kind not in PASSING_KINDS and kind is not errors.RightMissing:
@@ -215,13 +222,13 @@ def statement_error(
     if kind is errors.LockTimedOut:
         place = replace(place, seconds=place.lock_seconds)
     if kind in {errors.ServerShort, errors.LogFull} and place.statement == "commit":
-        # whether it was carried out is not known
+        # nobody knows whether the commit was carried out, as after a lost connection
         return place.error(errors.ConnectionLost, failure.text)
     if kind is errors.RightMissing:
         return missing_right(failure.text, place)
-    # functions that the database's level lacks
-    maybe_old = 0 < level < LEAST_LEVEL and kind is not errors.QueueNotFound
-    if kind not in PASSING_KINDS and (maybe_old or "openjson" in failure.text.lower()):
+    # below LEAST_LEVEL the database does not know OPENJSON and other functions
+    is_old = 0 < level < LEAST_LEVEL and kind is not errors.QueueNotFound
+    if kind not in PASSING_KINDS and (is_old or "openjson" in failure.text.lower()):
         return errors.DatabaseTooOld(
             server=place.server,
             found=level,
@@ -238,12 +245,15 @@ def statement_error(
 
 def missing_right(text: str, place: Place) -> errors.DatabaseFailure:
     denied = DENIED.search(text)
-    own = place.queue and SQLSERVER.qualify(place.queue).schema
-    schema = denied[3] if denied else own or place.state
+    if denied:
+        schema = denied[3]
+    else:
+        queue_schema = place.queue and SQLSERVER.qualify(place.queue).schema
+        schema = queue_schema or place.state
     is_other = place.statement in OF_SERVER or any(
         words.match(text) for words in (DENIED_IN_DATABASE, NO_ACCESS, DENIED_DDL)
     )
-    # the server may not show tables: `script` names state schemas so
+    # the server may hide the tables of a schema, so its name shows whether it has state tables
     is_state = schema in {place.state, STATE} or schema.startswith(f"{STATE}_")
     if is_state and not is_other:
         fix = errors.StateRightMissing.fix_of(schema, "")
@@ -256,29 +266,30 @@ def with_fix(failure: Failure, place: Place, triggers: Sequence[str]) -> str:
     is_of_state = place.queue is None and (failure.in_trigger or failure.number in DUPLICATES)
     if fix is None or is_of_state:
         return failure.text
-    found = FOUND_CONSTRAINT.search(failure.text)
-    named = [SQLSERVER.quote_name(found[1])] if found else triggers
+    constraint = FOUND_CONSTRAINT.search(failure.text)
+    named = [SQLSERVER.quote_name(constraint[1])] if constraint else triggers
     table = SQLSERVER.quote_address(place.queue) if place.queue else place.target
     return f"{failure.text}; {fix.format(place.target, table, ', '.join(named) or '[its name]')}"
 
 
 def missing_grant(text: str, place: Place) -> str:
-    """Return the GRANT that is missing, by the server's sentence or by the statement's needs."""
+    """Return the GRANT that is missing; the server's sentence or the statement says which."""
     if place.statement in OF_SERVER:
-        # on Azure, where no session can change its database
+        # only Azure comes here, where a session cannot change its database, so no USE is written
         return "in master: ALTER SERVER ROLE ##MS_ServerStateReader## ADD MEMBER the_login"
-    queue, right = place.queue, NEEDED_RIGHTS.get(place.statement, "SELECT")
+    queue = place.queue
+    right = NEEDED_RIGHTS.get(place.statement, "SELECT")
     use = f"USE {SQLSERVER.quote_name(queue.catalog)}; " if queue and queue.catalog else ""
-    # GRANT takes no database
+    # a GRANT cannot name a database
     table = SQLSERVER.quote_address(replace(queue, catalog=None)) if queue else place.target
-    if found := DENIED.search(text):
-        table = f"{SQLSERVER.quote_name(found[3])}.{SQLSERVER.quote_name(found[2])}"
-        # of a right on a column the server names the whole table
-        right = right if place.statement == "peek" else found[1]
-    elif found := DENIED_IN_DATABASE.search(text):
-        return f"{use}GRANT {found[1]} TO the_user"
-    elif found := NO_ACCESS.match(text):
-        login, database = map(SQLSERVER.quote_name, found.groups())
+    if denied := DENIED.search(text):
+        table = f"{SQLSERVER.quote_name(denied[3])}.{SQLSERVER.quote_name(denied[2])}"
+        # `peek` needs a right on one column, but the server's sentence names the whole table
+        right = right if place.statement == "peek" else denied[1]
+    elif denied := DENIED_IN_DATABASE.search(text):
+        return f"{use}GRANT {denied[1]} TO the_user"
+    elif no_access := NO_ACCESS.match(text):
+        login, database = map(SQLSERVER.quote_name, no_access.groups())
         return f"USE {database}; CREATE USER {login} FOR LOGIN {login}"
     elif DENIED_DDL.match(text):
         return "a login that is a member of db_owner, if the name is right"

@@ -1,9 +1,10 @@
 """
 How SQL Server explains a statement: by SHOWPLAN_XML.
 
-A plan is at fault if it reads a whole queue, sorts or spools bodies, or converts RowVersion, which
-costs the index. State tables may be scanned. A scan that ends soon is no fault: below a TOP in the
-order of its index, or where a semi join asks for any row.
+A plan is at fault if it reads a whole queue, if it sorts or spools bodies, or if it converts
+RowVersion. With a conversion the server cannot use the index. A plan may scan state tables. A scan
+of a queue is allowed if it ends soon. It does so below a TOP if it reads in the order of its index,
+and below a semi join that needs only one row.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from sqlq_spark.wire.dialects import DEFAULT_DIALECT
 if TYPE_CHECKING:
     from sqlq_spark.database import Tables
 
-# shape → what gives it to a queue; one with BodyString in its name was created with that column
+# Shapes of a queue's table → the SQL that changes a new queue so. If the shape's name contains
+# BodyString, the selftest has created the queue with that column.
 SHAPES = {
     "clustered, no index on Expires, no Recoverable": (
         "DROP INDEX Index_Expires ON {queue}; DROP INDEX Index_RowVersion ON {queue};"
@@ -30,7 +32,7 @@ SHAPES = {
     "varchar, BodyString": "ALTER TABLE {queue} ALTER COLUMN Headers varchar(max) NOT NULL",
 }
 ONLY_PLANS = "SET SHOWPLAN_XML ON"
-SENT_COLUMNS = ["headers", "body", "expires", "id"]  # columns of a bulk insert
+EXPLAINED_COLUMNS = ["headers", "body", "expires", "id"]  # columns of a bulk insert
 SORTS = {"load", "divert_large"}  # what keeps bodies in the order in which they were sent
 # the model of the statements casts each parameter to its type, which the variable then has too
 CAST = re.compile(r":(\w+)::(\w+)\b(?!\[)")
@@ -39,7 +41,11 @@ CONVERTED = re.compile(r"CONVERT_IMPLICIT\(\w+(?:\([^()]*\))?,[^()]*\[RowVersion
 
 
 def declare(text: str) -> str:
-    """Declare the parameters that a text does not: in sp_executesql it would not be compiled."""
+    """
+    Declare the parameters of a text as variables.
+
+    The server does not compile a text inside of sp_executesql, so it is sent without.
+    """
     casts = dict(CAST.findall(" ".join(Statements.read(DEFAULT_DIALECT).values())))
     declared = ", ".join(
         f"@{name} {TYPES.get(casts.get(name, ''), 'nvarchar(4000)')}"
@@ -54,7 +60,7 @@ def judge(plan: str, name: str, tables: Tables) -> list[str]:
     tree = ET.fromstring(plan)  # noqa: S314 - of the server
     is_limited = 'PhysicalOp="Top"' in plan
     ends_at_first = _stopped_by_semi_joins(tree)
-    queues = {f"[{each.table}]" for each in tables.values()}
+    queues = {f"[{address.table}]" for address in tables.values()}
     faults = ["RowVersion is converted"] if CONVERTED.search(plan) else []
     for node in tree.iterfind(".//{*}RelOp"):
         kind = str(node.get("PhysicalOp"))
@@ -74,7 +80,11 @@ def judge(plan: str, name: str, tables: Tables) -> list[str]:
 
 
 def _stopped_by_semi_joins(tree: ET.Element) -> set[ET.Element]:
-    """Return the operators from which a semi join wants one row: those below its second input."""
+    """
+    Return the operators from which a semi join needs only one row.
+
+    These are the second input of the join, and all operators below it.
+    """
     stopped: set[ET.Element] = set()
     for join in tree.iterfind(".//{*}RelOp[@PhysicalOp='Nested Loops']"):
         if str(join.get("LogicalOp")).endswith("Semi Join"):

@@ -1,12 +1,13 @@
 """
-The server's error numbers that this package knows: what each one means for a session.
+The server's error numbers that this package knows, and what each one means for a session.
 
-A driver may leave the number out, so each row also has the beginning of the server's sentence. Our
-sessions ask for English. Statements of this package throw the numbers from 51000.
+A driver may leave the number out. So each row also has the beginning of the server's sentence,
+which is English in our sessions. The numbers from 51000 on are thrown by statements of this
+package.
 
-The rows were compared with the transient errors of Entity Framework Core. Left out are those of
-features that a table queue does not use, such as snapshots, tables in memory, replication, full
-text, external scripts and the management of availability groups.
+The rows were compared with the transient errors of Entity Framework Core. Some of those are left
+out, because they belong to features that a table queue does not use: snapshots, tables in memory,
+replication, full text, external scripts and the management of availability groups.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import re
 
 from sqlq_spark import errors
 
-NO_MESSAGE = r"(?!)"  # matches nothing: an error of the network, which drivers report in own words
+# Matches nothing. It stands for errors of the network, which each driver reports in its own words.
+NO_MESSAGE = r"(?!)"
 
-# what it means → number → beginning of the sentence. The first match counts: 18401 comes before
-# 18456. Whether another attempt may succeed depends on the class, see sessions.py.
+# Class of the error → number → beginning of the sentence. The first match counts, so 18401 stands
+# before 18456. The class decides whether another attempt is made, see sessions.py.
 KNOWN: dict[type[errors.DatabaseFailure], dict[int, str]] = {
     errors.ConnectionLost: {
         # the network
@@ -67,7 +69,7 @@ KNOWN: dict[type[errors.DatabaseFailure], dict[int, str]] = {
         49918: r"(?:Cannot process request\. )?Not enough resources to process request",
         49919: r"Cannot process create or update request",
         49920: r"Cannot process request\. Too many operations in progress",
-        # the transaction is gone, and the server had reported no error
+        # the transaction is gone, but the server has reported no error
         3902: r"The COMMIT TRANSACTION request has no corresponding",
         51900: r"the transaction is gone",
     },
@@ -120,7 +122,7 @@ KNOWN: dict[type[errors.DatabaseFailure], dict[int, str]] = {
         297: r"The user does not have permission to perform this action",
         300: r"[A-Z ]+ permission was denied on object 'server'",
         916: r"The server principal \".*\" is not able to access the database",
-        # DDL: the same sentences may mean that the object is not there
+        # errors of DDL; they may also mean that the object does not exist
         1088: r"Cannot find the object \".*\" because it does not exist or you do not have",
         3701: r"Cannot drop the .* '.*', because it does not exist or you do not have",
         4902: r"Cannot find the object \".*\" because it does not exist or you do not have",
@@ -137,7 +139,7 @@ KNOWN: dict[type[errors.DatabaseFailure], dict[int, str]] = {
         547: r"The [A-Z ]+ statement conflicted with the",
         2628: r"String or binary data would be truncated",
         2714: r"There is already an object named",
-        # a trigger, or a statement in one, that ended the transaction
+        # a trigger, or a statement in a trigger, has ended the transaction
         3609: r"The transaction ended in the trigger",
         3616: r"An error was raised during trigger execution",
         3930: r"The current transaction cannot be committed and cannot support",
@@ -160,5 +162,5 @@ SENTENCES = {number: words for rows in KNOWN.values() for number, words in rows.
 
 
 def number_of(text: str) -> int | None:
-    """Return the number of an English sentence of the server; None for one that is not known."""
+    """Return the error number of an English sentence of the server; None: it is not known."""
     return next((number for number, words in SENTENCES.items() if re.match(words, text)), None)

@@ -11,10 +11,10 @@ SELECT CAST({at} AS bigint) AS at
 -- are not counted.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
--- Returns: messages bigint, last bigint, marks: the RowVersion of every @grain-th message, the first
+-- Returns: messages bigint, last bigint, cuts: the RowVersion of every @grain-th message, the first
 --          one's among them, separated by commas; null where none waits
-DECLARE @marks TABLE (place bigint NOT NULL PRIMARY KEY, seq bigint NOT NULL);
-INSERT INTO @marks (place, seq)
+DECLARE @kept TABLE (place bigint NOT NULL PRIMARY KEY, seq bigint NOT NULL);
+INSERT INTO @kept (place, seq)
 SELECT place, seq
   FROM (SELECT seq, ROW_NUMBER() OVER (ORDER BY seq) AS place,
                LEAD(seq) OVER (ORDER BY seq) AS following
@@ -25,11 +25,11 @@ SELECT place, seq
  WHERE (place - 1) % @grain = 0 OR following IS NULL;
 SELECT MAX(place) AS messages, MAX(seq) AS last,
        STUFF((SELECT N',' + CAST(seq AS nvarchar(20))
-                FROM @marks
+                FROM @kept
                WHERE (place - 1) % @grain = 0
                ORDER BY place
-                 FOR XML PATH('')), 1, 1, N'') AS marks
-  FROM @marks
+                 FOR XML PATH('')), 1, 1, N'') AS cuts
+  FROM @kept
 
 -- name: sample
 -- The size of the lowest messages, when the lowest was sent, and the range of RowVersion in the

@@ -1,12 +1,12 @@
--- part: closed_batch
--- What the row of a stream keeps when a batch is closed: the plan of a later batch, and the high-water mark
--- of Spark's query; other statements contain it.
+-- part: kept_when_closed
+-- What the row of a stream keeps when a batch is closed; other statements contain it. It keeps the plan of
+-- a later batch with its high-water mark, and the highest batch of Spark's query that was closed.
 plan_batch  = CASE WHEN plan_batch > @batch THEN plan_batch END,
-[plan]      = CASE WHEN plan_batch > @batch THEN [plan] END,
-plan_after  = CASE WHEN plan_batch > @batch THEN plan_after END,
+stored_plan = CASE WHEN plan_batch > @batch THEN stored_plan END,
+plan_high_water = CASE WHEN plan_batch > @batch THEN plan_high_water END,
 query_id    = ISNULL(@query_id, query_id),
-query_batch = CASE WHEN @query_id IS NULL THEN query_batch
-                   WHEN query_id = @query_id AND query_batch > @spark_batch THEN query_batch
+spark_batch = CASE WHEN @query_id IS NULL THEN spark_batch
+                   WHEN query_id = @query_id AND spark_batch > @spark_batch THEN spark_batch
                    ELSE @spark_batch END
 
 -- name: new_stream
@@ -17,11 +17,12 @@ VALUES (@stream, @queue_name, @driver)
 -- An update that changes nothing: other sessions may ignore a lock that is only a hint.
 -- REPEATABLEREAD keeps it where optimized locking (Azure, 2025) may release it with the statement.
 -- Locks:   the stream's row, until commit; waits for running tasks.
--- Returns: queue, driver, acked_batch bigint, plan_batch bigint, plan
+-- Returns: queue, driver, acked_batch bigint, plan_batch bigint, stored_plan
 UPDATE {state}.stream WITH (REPEATABLEREAD, ROWLOCK)
    SET driver = driver
-OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch, inserted.[plan]
- WHERE stream = @stream
+OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch,
+       inserted.stored_plan
+ WHERE stream = @stream AND version_4 IS NULL
 
 -- name: claim
 -- From now on this driver owns the stream; the queues are those that it reads.
@@ -45,16 +46,16 @@ SELECT queue,
        SUM(messages) AS messages, SUM(expired) AS expired,
        SUM(diverted) AS diverted, SUM(forwarded) AS forwarded,
        CASE WHEN MIN(query_id) = MAX(query_id) THEN MAX(query_id) END AS query_id,
-       CASE WHEN MIN(query_id) = MAX(query_id) THEN MAX(query_batch) END AS spark_batch
+       CASE WHEN MIN(query_id) = MAX(query_id) THEN MAX(spark_batch) END AS spark_batch
   FROM {state}.receipt
  WHERE stream = @stream AND batch BETWEEN @first AND @batch
  GROUP BY queue
 
 -- name: acknowledge
--- Raises the query's high-water mark too: no stream of Spark's query receives for that batch again.
+-- Closes a batch for its stream and for Spark's query: none of the query's streams receives for it again.
 UPDATE {state}.stream
    SET acked_batch = @batch,
-       {closed_batch},
+       {kept_when_closed},
        messages    = messages + @messages,
        expired     = expired + @expired,
        diverted    = diverted + @diverted,
@@ -69,42 +70,43 @@ DELETE FROM {state}.receipt
  WHERE stream = @stream AND batch BETWEEN @first AND @batch
 
 -- name: store_plan
--- Stores a plan with the high-water mark of Spark's query: the last batch that one of its streams has
--- acknowledged or has receipts of. The sink may hold the batches up to it, so the plan may not be used
--- for them. Before the first acknowledgement the stream's query is not known. Then the marks of the 500
--- queries that were seen last are stored, as JSON: 23 kB at most.
+-- Stores a plan with its high-water mark plan_high_water: the highest batch of
+-- Spark's query that one of its streams has closed or has receipts of. The sink may hold the batches up to
+-- it, so the plan may not be used for them. Before the first acknowledgement the stream's query is not
+-- known. Then the high-water marks of the 500 queries that were seen last are stored, as JSON: 23 kB at
+-- most.
 -- Rows that other sessions are writing now are skipped.
 -- Index:   receipt_query, behind the batches acknowledged before; stream_query.
 UPDATE o
    SET plan_batch = @batch,
-       [plan]     = @plan,
-       plan_after = CASE WHEN o.query_id IS NULL
-                    THEN (SELECT TOP (500) m.query_id AS query, MAX(m.query_batch) AS batch
-                            FROM (SELECT r.query_id, r.query_batch, r.created AS seen
+       stored_plan = @stored_plan,
+       plan_high_water = CASE WHEN o.query_id IS NULL
+                    THEN (SELECT TOP (500) m.query_id AS query, MAX(m.spark_batch) AS batch
+                            FROM (SELECT r.query_id, r.spark_batch, r.created AS seen
                                     FROM {state}.receipt AS r
                                          WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
                                   UNION ALL
-                                  SELECT q.query_id, q.query_batch, q.seen
+                                  SELECT q.query_id, q.spark_batch, q.seen
                                     FROM {state}.stream AS q
                                          WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS m
                            WHERE m.query_id IS NOT NULL
                            GROUP BY m.query_id
                            ORDER BY MAX(m.seen) DESC
                              FOR JSON PATH)
-                    ELSE (SELECT o.query_id AS query, MAX(m.query_batch) AS batch
-                            FROM (SELECT r.query_batch
+                    ELSE (SELECT o.query_id AS query, MAX(m.spark_batch) AS batch
+                            FROM (SELECT r.spark_batch
                                     FROM {state}.receipt AS r
                                          WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
-                                   WHERE r.query_id = o.query_id AND r.query_batch > o.query_batch
+                                   WHERE r.query_id = o.query_id AND r.spark_batch > o.spark_batch
                                   UNION ALL
-                                  SELECT q.query_batch
+                                  SELECT q.spark_batch
                                     FROM {state}.stream AS q
                                          WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
                                    WHERE q.query_id = o.query_id) AS m
                              FOR JSON PATH) END,
        seen       = SYSUTCDATETIME()
   FROM {state}.stream AS o
- WHERE o.stream = @stream
+ WHERE o.stream = @stream AND o.version_4 IS NULL
 
 -- name: receipts
 -- Lists receipts without their payloads, oldest first; skips those that a task is writing now.
@@ -124,15 +126,15 @@ DELETE FROM {state}.receipt_page
  WHERE stream = @stream AND batch = @batch AND task = @task;
 DELETE FROM {state}.receipt
 OUTPUT deleted.queue, deleted.messages, deleted.settled, deleted.payload, deleted.unpacked,
-       deleted.query_id, deleted.query_batch AS spark_batch
+       deleted.query_id, deleted.spark_batch
  WHERE stream = @stream AND batch = @batch AND task = @task
 
--- name: retire_stream
--- Its receipts were returned or dropped. A checkpoint that is restored must not receive again, and no
--- other stream of Spark's query may receive for that batch.
+-- name: close_batch
+-- An operator has returned or dropped a receipt of the batch. A checkpoint that is restored must not
+-- receive for it again, and no other stream of Spark's query may receive for that batch.
 UPDATE {state}.stream
    SET acked_batch = CASE WHEN acked_batch > @batch THEN acked_batch ELSE @batch END,
-       {closed_batch}
+       {kept_when_closed}
  WHERE stream = @stream
 
 -- name: streams

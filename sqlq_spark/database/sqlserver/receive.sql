@@ -26,9 +26,9 @@ deleted.RowVersion AS seq
 
 -- name: fence
 -- A task of a batch that was acknowledged must not receive.
--- `plan_high_water` is the query's high-water mark, as it was when the plan was stored: the last batch
--- of Spark's query that one of its streams had received for. `is_reader` says whether the stream is the
--- one that may receive from this queue for the query's run, see enter_query. @query_id may be null.
+-- `plan_high_water` is the highest batch of Spark's query that one of its streams had closed or had
+-- receipts of, when the plan was stored. `is_reader` says whether the stream is the one that may receive
+-- from this queue for the query's run, see enter_query. @query_id may be null.
 -- Locks:   the stream's row, shared, until commit; acknowledge waits for the task. REPEATABLEREAD
 --          locks also where the database reads row versions.
 -- Index:   the primary keys of stream and query_reader.
@@ -36,7 +36,7 @@ deleted.RowVersion AS seq
 --          not there
 SELECT o.acked_batch,
        (SELECT MAX(p.batch)
-          FROM OPENJSON(o.plan_after)
+          FROM OPENJSON(o.plan_high_water)
                WITH (query nvarchar(36) '$.query', batch bigint '$.batch') AS p
          WHERE p.query = @query_id) AS plan_high_water,
        CAST(CASE WHEN EXISTS (
@@ -46,13 +46,13 @@ SELECT o.acked_batch,
                     AND r.stream = o.stream AND r.run_id = @run_id)
             THEN 1 ELSE 0 END AS bit) AS is_reader
   FROM {state}.stream AS o WITH (REPEATABLEREAD, ROWLOCK)
- WHERE o.stream = @stream
+ WHERE o.stream = @stream AND o.version_4 IS NULL
 
 -- name: enter_query
--- Two streams of one query must not share the messages of a queue: each would get a part. So the first
--- stream that receives from a queue for a run of the query enters itself here. An entry of an earlier run
--- is replaced: its stream may belong to a checkpoint that is lost. An entry of another stream for the same
--- run stays, see query_reader.
+-- Two streams of one query must not share the messages of a queue, because each would get a part of them.
+-- So the first stream that receives from a queue for a run of the query enters itself here. An entry of an
+-- earlier run is replaced, because its stream may belong to a checkpoint that is lost. An entry of another
+-- stream for the same run stays, see query_reader.
 -- Two sessions may insert the same entry. The second waits for the first, and then inserts nothing.
 -- XACT_ABORT is off until the end of this statement, so that a duplicate does not end the transaction.
 -- Locks:   the row, until commit; waits for another stream that enters itself.
@@ -85,7 +85,7 @@ SELECT stream
 -- name: find_receipt
 -- Returns: payload varbinary; empty where it is in pages; messages, unpacked (bytes) bigint; query_id,
 --          spark_batch bigint, or null
-SELECT payload, messages, unpacked, query_id, query_batch AS spark_batch
+SELECT payload, messages, unpacked, query_id, spark_batch
   FROM {state}.receipt
  WHERE stream = @stream AND batch = @batch AND task = @task
 
@@ -152,8 +152,8 @@ OPTION (MAXDOP 1)
 
 
 -- name: find_large
--- The lowest messages of a range that are too large and that no other session holds. It runs only where
--- the sample had such sizes and the task got less than was planned.
+-- The lowest messages of a range that are too large and that no other session holds. It runs only if the
+-- sample of the plan may have had such sizes, and the task got less than was planned.
 -- Locks:   an update lock for each row it reads, until commit. Never waits for a row.
 -- Index:   Index_RowVersion.
 -- Returns: seq bigint, bytes bigint, headers bigint: their bytes; place: the row's Id as text
@@ -169,12 +169,13 @@ OPTION (MAXDOP 1)
 
 -- name: divert_large
 -- Moves given messages to the error queue, unchanged, without the client. Drops expired ones. @chosen
--- is a JSON array of arrays [seq, place]. Another message of the same RowVersion stays. @renamed: a queue may hold an id twice, unless a DBA added a unique index.
+-- is a JSON array of arrays [seq, place]. Another message of the same RowVersion stays. @renamed: all get
+-- new ids. A queue may hold an id twice, unless a DBA added a unique index.
 -- {recoverable}, {one}: the column Recoverable and its value, where the table has it.
 -- {fits}: refuses headers that a varchar would store with question marks.
 -- Locks:   an update lock for each, until commit; find_large has them already.
 -- Index:   Index_RowVersion, a seek for each.
--- Returns: moved bigint, expired bigint
+-- Returns: diverted bigint, expired bigint: how many were moved, and how many were dropped
 DECLARE @gone TABLE (
     Id      uniqueidentifier NOT NULL,
     Headers nvarchar(max)    NULL,
@@ -196,14 +197,15 @@ SELECT CASE WHEN @renamed = 1 THEN NEWID() ELSE Id END, {one}Headers, ISNULL(Bod
   FROM @gone
  WHERE expired = 0
  ORDER BY seq;
-SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS moved,
+SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS diverted,
        ISNULL(SUM(CASE WHEN expired = 1 THEN CAST(1 AS bigint) END), 0) AS expired
   FROM @gone
 
 -- name: begin_receipt
--- Writes an empty page, before the others. Its key is the lock of an attempt: a second attempt of the task
--- waits here, then fails (2627), starts again and finds the receipt; or goes on, if the first one failed.
--- Without it they would skip each other's messages, and the faster one could leave an empty receipt.
+-- Writes an empty page, before the others. Its key is the lock of an attempt. A second attempt of the task
+-- waits here. If the first one commits, the second one fails (2627), starts again and finds the receipt. If
+-- the first one fails, the second one goes on. Without this page both would skip each other's messages, and
+-- the faster one could leave an empty receipt.
 -- Locks:   the row it writes, until commit; waits for another attempt.
 INSERT INTO {state}.receipt_page (stream, batch, task, page, payload)
 VALUES (@stream, @batch, @task, -1, 0x)
@@ -212,6 +214,6 @@ VALUES (@stream, @batch, @task, -1, 0x)
 -- Locks:   the row it writes, until commit; begin_receipt has kept other attempts away.
 INSERT INTO {state}.receipt
        (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,
-        query_id, query_batch, unpacked, payload)
+        query_id, spark_batch, unpacked, payload)
 VALUES (@stream, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded,
         @bytes, @query_id, @spark_batch, @unpacked, @payload)

@@ -1,8 +1,8 @@
 """
-Rows to and from SQL Server: JSON for a bulk insert, results in the form that the package uses.
+Rows to and from SQL Server: JSON for a bulk insert, and Arrow tables from results.
 
-Statements return headers as UTF-16 bytes and ids as the server stores them, so that both drivers
-return the same.
+Statements return headers as UTF-16 bytes, and ids as 16 bytes in the server's order, because the
+two drivers would return other types differently.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from sqlq_spark.wire.rows import id_texts
 
-# columns of a message, as they come; an id leaves with 16 bytes, and headers as text
+# columns of a received message, as the driver returns them
 RECEIVED = {
     "id": pa.binary(),
     "expires": pa.timestamp("us"),
@@ -27,9 +27,9 @@ RECEIVED = {
     "body": pa.binary(),
     "seq": pa.int64(),
 }
-# all columns of `arrow`; `large` is of a browse
+# all columns that a statement of `arrow` may return; only a browse returns `large`
 COLUMNS = {**RECEIVED, "large": pa.int64()}
-# a uniqueidentifier holds the first three parts of a uuid from the low byte up
+# a uniqueidentifier stores the first three parts of a uuid with the lowest byte first
 NETWORK_ORDER = [3, 2, 1, 0, 5, 4, 7, 6, 8, 9, 10, 11, 12, 13, 14, 15]
 
 
@@ -38,25 +38,26 @@ NETWORK_ORDER = [3, 2, 1, 0, 5, 4, 7, 6, 8, 9, 10, 11, 12, 13, 14, 15]
 
 def json_rows(rows: pa.Table) -> str:
     """
-    Return rows as JSON: an array each, its place first; a uuid as text.
+    Return rows as JSON, an array for each row: its number, then its values.
 
-    Bytes are in base64, which OPENJSON reads into varbinary.
+    A uuid is a text. Bytes are base64, which OPENJSON reads into varbinary.
     """
     columns: list[Any] = [range(rows.num_rows)]
     for name in rows.column_names:
-        column, values = rows[name], rows[name].to_pylist()
+        column = rows[name]
+        values = column.to_pylist()
         if name == "id":
             values = id_texts(column.combine_chunks().cast(pa.binary(16))).to_pylist()
         elif pa.types.is_timestamp(column.type):
-            values = [None if each is None else to_time_text(each) for each in values]
+            values = [None if time is None else to_time_text(time) for time in values]
         elif pa.types.is_binary(column.type):
-            values = [None if each is None else b64encode(each).decode("ascii") for each in values]
+            values = [None if data is None else b64encode(data).decode("ascii") for data in values]
         columns.append(values)
     return orjson.dumps(list(zip(*columns, strict=True))).decode("utf-8")
 
 
 def to_time_text(value: datetime) -> str:
-    """Return a time as T-SQL reads it in any language, in UTC."""
+    """Return a time in UTC as a text that T-SQL reads in a session of any language."""
     naive = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
     return naive.isoformat(timespec="microseconds")
 
@@ -64,18 +65,18 @@ def to_time_text(value: datetime) -> str:
 # ---------------------------------------------------------------- from the server
 
 
-def fetch_table(cursor: Any) -> pa.Table:  # noqa: ANN401 - of one of two drivers
+def fetch_table(cursor: Any) -> pa.Table:  # noqa: ANN401 - a cursor of one of two drivers
     if hasattr(cursor, "arrow"):
         return cursor.arrow()
     names = [column[0] for column in cursor.description]
     columns = list(zip(*cursor.fetchall(), strict=True)) or [()] * len(names)
-    found = zip(names, columns, strict=True)
-    return pa.table({name: pa.array(values, COLUMNS[name]) for name, values in found})
+    by_name = zip(names, columns, strict=True)
+    return pa.table({name: pa.array(values, COLUMNS[name]) for name, values in by_name})
 
 
-def plain_columns(found: pa.Table) -> pa.Table:
-    """Return columns in the types that the package uses, whichever driver fetched them."""
-    columns = {name: found[name].cast(COLUMNS[name], safe=False) for name in found.column_names}
+def plain_columns(table: pa.Table) -> pa.Table:
+    """Return a result with the types that the package uses, whichever driver fetched it."""
+    columns = {name: table[name].cast(COLUMNS[name], safe=False) for name in table.column_names}
     if "id" in columns:
         columns["id"] = network_order(columns["id"])
     if "headers" in columns:
@@ -84,22 +85,22 @@ def plain_columns(found: pa.Table) -> pa.Table:
 
 
 def no_rows() -> pa.Table:
-    """Return the table that `receive` gives where there is nothing to receive."""
+    """Return the result of a `receive` that has received nothing."""
     return plain_columns(pa.schema(RECEIVED).empty_table())
 
 
 def is_weighed(page: pa.Table, largest: int) -> bool:
-    """Whether a browse left out only the bodies of messages of more than so many bytes."""
+    """Return whether the browse has left out only bodies of messages above `largest` bytes."""
     return not pc.any(pc.less_equal(page["large"], largest)).as_py()
 
 
 def network_order(ids: pa.ChunkedArray) -> pa.Array:
-    """Return the 16 bytes of uniqueidentifiers as those of uuids."""
-    joined = np.frombuffer(b"".join(ids.to_pylist()), np.uint8).reshape(-1, 16)
-    turned = pa.py_buffer(np.ascontiguousarray(joined[:, NETWORK_ORDER]))
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(ids), [None, turned])
+    """Return the ids with their bytes in the order of uuids."""
+    stored = np.frombuffer(b"".join(ids.to_pylist()), np.uint8).reshape(-1, 16)
+    ordered = pa.py_buffer(np.ascontiguousarray(stored[:, NETWORK_ORDER]))
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(ids), [None, ordered])
 
 
 def utf16(text: bytes | None) -> str | None:
-    """Return a text; half of a surrogate pair becomes U+FFFD."""
+    """Decode UTF-16; half of a surrogate pair becomes U+FFFD."""
     return None if text is None else text.decode("utf-16-le", "replace")

@@ -1,5 +1,6 @@
 -- part: take_lock
--- Takes the application lock @name; other statements contain it.
+-- Takes the application lock @name; other statements contain this part. If it fails, the statement throws
+-- the error number 51000 minus the result of sp_getapplock.
 DECLARE @got int, @number int, @said nvarchar(100);
 EXEC @got = sys.sp_getapplock
      @Resource = @name, @LockMode = N'Exclusive', @LockOwner = N'Transaction';
@@ -10,26 +11,31 @@ BEGIN
 END
 
 -- name: install_lock
--- The second of two installers waits for the first.
--- Locks: application, until the transaction ends.
+-- Makes the second of two installers wait for the first.
+-- Locks:   an application lock, until the transaction ends.
 DECLARE @name nvarchar(255) = N'sqlq_spark install ' + @state_name;
 {take_lock}
 
 -- name: install_schema
--- The state schema comes first: from now on no other user can make it.
+-- Creates the state schema. This runs before the owner is checked, so that no other user can create the
+-- schema after the check.
 IF SCHEMA_ID({state_name}) IS NULL
     EXEC (N'CREATE SCHEMA {state_escaped}')
 
 -- name: install_state
--- Names are compared byte by byte, as in Python. No update changes the key of the index of `stream`, except
--- the first acknowledgement. `query_id` and `query_batch` are Spark's names for the last acknowledged batch.
--- The plan may only be used for batches above those in `plan_after`. A row of `receipt` is written in one
--- commit with the delete from the queue, read only by a replay, and deleted when its batch is acknowledged.
--- Its payload never shares the page of its row, so a list of receipts is read without it. A large payload
--- is one row, because the server stores it in pages. `dispatch_log` has no batch for a sink that has sent
--- none, and a `destination` only for a write with a name, of its last batch. A login only
--- inserts into `trail`; `session_login` is the one that connected.
--- Locks:   the tables that it creates, until commit; none that is there.
+-- Notes on the tables, for maintainers:
+-- - Names are compared byte by byte, as in Python.
+-- - Only the first acknowledgement changes the key of an index of `stream`. `query_id` and `spark_batch`
+--   are Spark's names for the last acknowledged batch. The plan may only be used for batches above those
+--   in `plan_high_water`.
+-- - A row of `receipt` is inserted in the transaction that deletes its messages from the queue. Only a
+--   replay reads it. It is deleted when its batch is acknowledged. Its payload is never in the page of
+--   its row, so that receipts can be listed without reading payloads. A large payload is one row, because
+--   the server stores it in pages.
+-- - `batch` of `dispatch_log` is null for a sink that has sent no batch. `destination` is set only by a
+--   write that has a name, and belongs to its last batch.
+-- - A login may only insert into `trail`. `session_login` is the login that connected.
+-- Locks:   the tables that it creates, until commit; nothing that exists already.
 
 -- All state tables, once.
 IF OBJECT_ID(N'{state_escaped}.version', N'U') IS NULL
@@ -42,27 +48,28 @@ BEGIN
         driver      nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
         acked_batch bigint        NOT NULL DEFAULT 0 CHECK (acked_batch >= 0),
         plan_batch  bigint        NULL,
-        [plan]      nvarchar(max) NULL,
-        plan_after  nvarchar(max) NULL,
+        stored_plan nvarchar(max) NULL,
+        plan_high_water nvarchar(max) NULL,
         query_id    nvarchar(36)  COLLATE Latin1_General_100_BIN2 NULL,
-        query_batch bigint        NULL,
+        spark_batch bigint        NULL,
         messages    bigint        NOT NULL DEFAULT 0,
         expired     bigint        NOT NULL DEFAULT 0,
         diverted    bigint        NOT NULL DEFAULT 0,
         forwarded   bigint        NOT NULL DEFAULT 0,
         created     datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
         seen        datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
+        version_4   bit           NULL,
         CHECK (plan_batch > acked_batch),
-        CHECK (([plan] IS NULL AND plan_batch IS NULL)
-               OR ([plan] IS NOT NULL AND plan_batch IS NOT NULL)),
-        CHECK ((query_id IS NULL AND query_batch IS NULL)
-               OR (query_id IS NOT NULL AND query_batch IS NOT NULL))
+        CHECK ((stored_plan IS NULL AND plan_batch IS NULL)
+               OR (stored_plan IS NOT NULL AND plan_batch IS NOT NULL)),
+        CHECK ((query_id IS NULL AND spark_batch IS NULL)
+               OR (query_id IS NOT NULL AND spark_batch IS NOT NULL))
     );
     ALTER TABLE {state}.stream SET (LOCK_ESCALATION = DISABLE);
     CREATE INDEX stream_query ON {state}.stream (query_id);
 
-    -- the one stream of a query that receives from a queue, since which run of the query; two spellings
-    -- of a queue are equal where the database ignores case
+    -- the one stream of a query that may receive from a queue, and the run in which it began;
+    -- two spellings of a queue are equal if the database ignores case
     CREATE TABLE {state}.query_reader (
         query_id nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
         queue    nvarchar(800) COLLATE DATABASE_DEFAULT NOT NULL,
@@ -85,7 +92,7 @@ BEGIN
         forwarded   bigint         NOT NULL CHECK (forwarded >= 0),
         bytes       bigint         NOT NULL CHECK (bytes >= 0),
         query_id    nvarchar(36)   COLLATE Latin1_General_100_BIN2 NULL,
-        query_batch bigint         NULL,
+        spark_batch bigint         NULL,
         settled     bit            NOT NULL DEFAULT 0,
         unpacked    bigint         NOT NULL CHECK (unpacked >= 0),
         payload     varbinary(max) NOT NULL,
@@ -93,7 +100,7 @@ BEGIN
         PRIMARY KEY (stream, batch, task)
     );
     ALTER TABLE {state}.receipt SET (LOCK_ESCALATION = DISABLE);
-    CREATE INDEX receipt_query ON {state}.receipt (query_id, query_batch);
+    CREATE INDEX receipt_query ON {state}.receipt (query_id, spark_batch);
     EXEC sys.sp_tableoption N'{state_escaped}.receipt', 'large value types out of row', '1';
 
     -- the payload of a large receipt, in one row
@@ -108,29 +115,29 @@ BEGIN
     ALTER TABLE {state}.receipt_page SET (LOCK_ESCALATION = DISABLE);
     EXEC sys.sp_tableoption N'{state_escaped}.receipt_page', 'large value types out of row', '1';
 
-    -- what tasks stage for a sink, until the driver dispatches or discards it
+    -- messages that tasks stage for a sink, until the driver dispatches or discards them
     CREATE TABLE {state}.staging (
         sink     nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
-        batch    bigint         NOT NULL,
+        sink_batch bigint       NOT NULL,
         attempt  nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
         chunk    int            NOT NULL,
         messages bigint         NOT NULL CHECK (messages > 0),
         payload  varbinary(max) NOT NULL,
         created  datetime2(3)   NOT NULL DEFAULT SYSUTCDATETIME(),
-        PRIMARY KEY (sink, batch, attempt, chunk)
+        PRIMARY KEY (sink, sink_batch, attempt, chunk)
     );
     ALTER TABLE {state}.staging SET (LOCK_ESCALATION = DISABLE);
     EXEC sys.sp_tableoption N'{state_escaped}.staging', 'large value types out of row', '1';
 
-    -- the same for a large chunk
+    -- the payload of a large chunk, in one row
     CREATE TABLE {state}.staging_page (
         sink    nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
-        batch   bigint         NOT NULL,
+        sink_batch bigint      NOT NULL,
         attempt nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
         chunk   int            NOT NULL,
         page    int            NOT NULL,
         payload varbinary(max) NOT NULL,
-        PRIMARY KEY (sink, batch, attempt, chunk, page)
+        PRIMARY KEY (sink, sink_batch, attempt, chunk, page)
     );
     ALTER TABLE {state}.staging_page SET (LOCK_ESCALATION = DISABLE);
     EXEC sys.sp_tableoption N'{state_escaped}.staging_page', 'large value types out of row', '1';
@@ -139,14 +146,15 @@ BEGIN
     CREATE TABLE {state}.dispatch_log (
         sink        nvarchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
         login       nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
-        batch       bigint        NULL,
+        sink_batch  bigint        NULL,
         messages    bigint        NOT NULL DEFAULT 0,
         dispatched  datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
-        destination nvarchar(max) NULL
+        destination nvarchar(max) NULL,
+        version_4   bit           NULL
     );
     ALTER TABLE {state}.dispatch_log SET (LOCK_ESCALATION = DISABLE);
 
-    -- the audit trail: who purged, returned, dropped or retired what
+    -- the audit trail: who purged, returned, dropped or retired messages
     CREATE TABLE {state}.trail (
         entry         bigint         IDENTITY(1,1) NOT NULL PRIMARY KEY,
         at            datetime2(3)   NOT NULL DEFAULT SYSUTCDATETIME(),
@@ -168,7 +176,8 @@ BEGIN
 END
 
 -- name: state_parts
--- Returns: name of each table and index in the state schema; no row where this login may not see all
+-- Lists the tables and indexes of the state schema.
+-- Returns: name; no row if this login may not see all of them
 SELECT part.name
   FROM sys.tables AS t
  CROSS APPLY (SELECT t.name COLLATE DATABASE_DEFAULT AS name
@@ -178,7 +187,7 @@ SELECT part.name
    AND HAS_PERMS_BY_NAME(N'{state_escaped}', N'SCHEMA', N'VIEW DEFINITION') = 1
 
 -- name: state_faults
--- Why the state schema must not be used, before anything in it is read. `script` contains it.
+-- Finds out why the state schema must not be used, before anything in it is read. `script` contains it.
 -- Returns: fault, role, is_super bit
 SELECT f.what COLLATE DATABASE_DEFAULT
        + CASE WHEN f.is_fault = 1 THEN N'' ELSE N' belongs to '
@@ -203,17 +212,18 @@ SELECT f.what COLLATE DATABASE_DEFAULT
        )
 
 -- name: version
+-- Reads the version of the state tables.
 -- Returns: version int
 SELECT version FROM {state}.version
 
 -- name: create_lock
--- Before a table is created, so that the transport's installer and this one wait for each other.
--- Locks: application, that of the transport's installer, until the transaction ends.
+-- Makes the transport's installer and this one wait for each other before they create a table.
+-- Locks:   the application lock of the transport's installer, until the transaction ends.
 DECLARE @name nvarchar(255) = {table_lock};
 {take_lock}
 
 -- name: create_queue
--- As the transport creates it.
+-- Creates a queue's table as the transport does.
 IF OBJECT_ID({queue_text}, N'U') IS NULL
 BEGIN
     CREATE TABLE {queue} (
@@ -232,13 +242,13 @@ BEGIN
 END
 
 -- name: add_body_string
--- A column with the body as text, as the transport's CreateMessageBodyComputedColumn adds it.
--- Locks:   the whole table, for a moment: the column is computed when it is read.
+-- Adds a column with the body as text, as the transport's CreateMessageBodyComputedColumn does.
+-- Locks:   the whole table, for a moment: the server computes the column when it is read.
 IF COL_LENGTH({queue_text}, N'BodyString') IS NULL
     ALTER TABLE {queue} ADD BodyString AS CAST(Body AS nvarchar(max))
 
 -- name: create_subscriptions
--- As the transport creates it.
+-- Creates the table of subscriptions as the transport does.
 IF OBJECT_ID({subscriptions_text}, N'U') IS NULL
     CREATE TABLE {subscriptions} (
         QueueAddress nvarchar(200) NOT NULL,
@@ -248,7 +258,7 @@ IF OBJECT_ID({subscriptions_text}, N'U') IS NULL
     )
 
 -- name: create_delayed
--- The table where messages wait until they are due, as the transport creates it.
+-- Creates the table in which messages wait until they are due, as the transport does.
 IF OBJECT_ID({delayed_text}, N'U') IS NULL
     CREATE TABLE {delayed} (
         Headers    nvarchar(max)  NOT NULL,
@@ -265,8 +275,8 @@ IF NOT EXISTS (SELECT 1
     CREATE NONCLUSTERED INDEX Index_Due ON {delayed} (Due)
 
 -- name: queue_columns
--- Returns: name, type of each column of a queue, of a varchar with its collation; no row where the
---          table is absent
+-- Lists the columns of a queue.
+-- Returns: name, type; the type of a varchar includes its collation; no row if the table is absent
 SELECT c.name,
        CASE WHEN t.name = N'varchar'
             THEN CONCAT(N'varchar COLLATE ', c.collation_name COLLATE DATABASE_DEFAULT)
@@ -278,8 +288,9 @@ SELECT c.name,
 
 -- part: queue_types
 -- The columns of a queue and of a table of delayed messages, and the types that they may have; other
--- statements contain it. A datetimeoffset is no expiry: it would mean another instant than the
--- transport's. A text is in a varchar only with the check of `fits`.
+-- statements contain this part. A datetimeoffset is not allowed for Expires, because it would mean
+-- another instant than the transport's type. A varchar is allowed for Headers, because `fits` checks each
+-- text before it is stored there.
 SELECT types.name, types.kind, types.wanted
   FROM (VALUES (N'Id', N'uniqueidentifier', N'uniqueidentifier'),
                (N'Expires', N'datetime', N'datetime'),
@@ -297,8 +308,9 @@ SELECT types.name, types.kind, types.wanted
                (N'Due', N'datetime2', N'datetime')) AS types (name, kind, wanted)
 
 -- part: wrong_column
--- What is wrong with a column of those that t.columns names, null where all are right; t is a row of
--- table_owners. The types of another database are not looked up. Other statements contain it.
+-- What is wrong with the first wrong column of those in t.columns, null if all are right; other
+-- statements contain this part. t is a row of table_owners. The types in another database are not looked
+-- up.
 SELECT MIN(w.fault)
   FROM (SELECT CASE WHEN COL_LENGTH(t.name, j.name) IS NULL
                     THEN CONCAT(N'it has no column ', j.name)
@@ -315,8 +327,8 @@ SELECT MIN(w.fault)
                   FROM OPENJSON(t.columns)) AS j) AS w
 
 -- name: wrong_types
--- The columns of a queue that are absent, or have another type than the transport's.
--- Returns: fault; no row where all are right, or the table is absent
+-- Finds the columns of a queue that are absent, or have another type than the transport's.
+-- Returns: fault; no row if all are right, or if the table is absent
 SELECT CASE WHEN a.type IS NULL THEN CONCAT(N'it has no column ', k.name)
             ELSE CONCAT(N'column ', k.name, N' is ', a.type, N': expected ', k.wanted) END AS fault
   FROM ({queue_types}) AS k
@@ -331,14 +343,14 @@ HAVING MAX(CASE WHEN k.kind = a.type THEN 1 ELSE 0 END) = 0
  ORDER BY a.column_id
 
 -- name: lock_queue
--- For a queue, or a table of delayed messages, that is to be dropped. What was sent to it is counted
--- after this, and nothing more can be sent.
+-- Locks a queue, or a table of delayed messages, before it is dropped. Its messages are counted after
+-- this, and nobody can send more.
 -- Locks:   the whole table, until commit; waits for all transactions that use it.
--- Returns: a row if it has any
+-- Returns: one row if the table has rows, else none
 SELECT TOP (1) 1 AS locked
   FROM {queue} WITH (TABLOCKX, HOLDLOCK)
 
 -- name: drop_queue
--- After lock_queue. Who waits for the table then fails, because it is gone.
+-- Drops a table after lock_queue. A session that waits for the table then fails, because it is gone.
 -- Locks:   the whole table, until commit.
 DROP TABLE {queue}

@@ -9,7 +9,7 @@ SET XACT_ABORT ON;
 SET ANSI_NULLS ON;
 SET QUOTED_IDENTIFIER ON;
 SET LOCK_TIMEOUT 3000;
--- In the wrong database nothing runs before SET NOEXEC OFF, also if the tool sends more batches.
+-- In the wrong database nothing runs before SET NOEXEC OFF, even if the tool sends more batches.
 DECLARE @here sysname = DB_NAME(), @wanted sysname = N'{database_escaped}';
 IF @wanted = N'' AND @here IN (N'master', N'tempdb', N'model', N'msdb')
    OR @wanted <> N'' AND ISNULL(DB_ID(@wanted), 0) <> DB_ID()
@@ -25,10 +25,10 @@ IF SCHEMA_ID({state_name}) IS NULL
     EXEC (N'CREATE SCHEMA {state_escaped}')
 
 -- name: script_check
--- Whoever owns the state schema, or a table there or below that exists, can run code as those who use it.
--- Whoever owns a role adds members.
--- Trusted are dbo, this user and the principals of --trust. After a fault nothing runs before SET NOEXEC OFF, also if the tool sends more batches.
--- Rights are granted one by one, because each waits for the sessions that use the table.
+-- The owner of the state schema, or of a table that exists in it or in the list below, can run code with
+-- the rights of those who use it. The owner of a role can add members. Trusted are dbo, this user and the
+-- principals of --trust. After a fault nothing runs before SET NOEXEC OFF, even if the tool sends more
+-- batches. Rights are granted one by one, because each grant waits for the sessions that use the table.
 DECLARE @fault nvarchar(2000), @known int, @owners nvarchar(max) = N'{owners_escaped}',
         @named nvarchar(max) = N'[]';
 SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema {state_escaped}: ', f.fault)
@@ -104,7 +104,7 @@ GRANT SELECT ON {state}.trail TO {role}
 GRANT SELECT, DELETE ON {queue} TO {role}
 
 -- name: script_send
--- `pauseAboveBacklog` reads RowVersion, and nothing else.
+-- The option `pauseAboveBacklog` reads only the column RowVersion.
 GRANT INSERT, SELECT (RowVersion) ON {queue} TO {role}
 
 -- name: script_divert
@@ -117,21 +117,22 @@ GRANT INSERT ON {queue} TO {role}
 GRANT INSERT ON {queue} TO {role}
 
 -- name: script_move
--- To move due messages into the queue.
+-- Lets a stream move due messages into the queue.
 GRANT SELECT, DELETE ON {delayed} TO {role}
 
 -- name: script_delay
 GRANT INSERT ON {delayed} TO {role}
 
 -- name: script_publish
--- A login that subscribes also needs INSERT, UPDATE and DELETE, and decides where events go.
+-- A login that subscribes also needs INSERT, UPDATE and DELETE. Such a login decides where events go.
 GRANT SELECT ON {subscriptions} TO {role}
 
 -- name: script_subscribe
 GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
 
 -- name: script_login
--- A login in a role, as `sqlqueue selftest` makes one for each. On Azure it is a user with a password.
+-- Creates a login in a role; the selftest creates one for each role. On Azure it is a user with a
+-- password.
 IF SERVERPROPERTY(N'EngineEdition') = 5
     CREATE USER {login} WITH PASSWORD = '{password}';
 ELSE
@@ -143,7 +144,7 @@ ALTER ROLE {role} ADD MEMBER {login}
 
 -- name: script_end
 GO
--- After an error the transaction may be open in a window that stays.
+-- After an error the transaction may still be open, if the tool keeps the session.
 SET NOEXEC OFF;
 IF @@TRANCOUNT > 0
     ROLLBACK TRANSACTION;

@@ -1,8 +1,8 @@
 -- name: selftest_facts
--- What a report of `sqlqueue selftest` is of no use without. Names that begin with `may` are rights: of
--- the database, or where it has none of that name, of the server. A server does not know the rights of
--- later releases.
--- Returns: name, value; null where the server does not say
+-- Reads the facts about a server without which nobody can use a report of `sqlqueue selftest`. A name
+-- that begins with `may` is a right on the database. If databases have no such right, it is one on the
+-- server. An older server does not know the rights of later releases.
+-- Returns: name, value; null: the server does not report it
 SELECT f.name COLLATE DATABASE_DEFAULT AS name,
        CAST(f.value AS nvarchar(1000)) COLLATE DATABASE_DEFAULT AS value
   FROM sys.databases AS d
@@ -25,20 +25,22 @@ SELECT CONCAT(N'may ', r.name) COLLATE DATABASE_DEFAULT,
                (N'ALTER ANY LOGIN'), (N'CREATE ANY DATABASE')) AS r (name)
 
 -- name: selftest_locks
--- Returns: mode of each lock of this session on a table that keeps others from single rows
+-- Lists the locks of this session on a table that could stop other sessions from using single rows.
+-- Returns: mode of each lock
 SELECT DISTINCT request_mode AS mode
   FROM sys.dm_tran_locks
  WHERE request_session_id = @@SPID AND resource_type = N'OBJECT' AND resource_database_id = DB_ID()
    AND resource_associated_entity_id = OBJECT_ID({queue_text}, N'U') AND request_mode NOT IN (N'IS', N'IX', N'Sch-S')
 
 -- name: selftest_end
--- Ends a session, as a network that breaks does.
+-- Ends a session, as a broken network would.
 EXEC (N'KILL ' + @session)
 
 -- name: selftest_remains
--- Statements that drop what `selftest` has made, by its names: users before their roles, tables before
--- their schemas. Whoever may create a schema chooses its name, so each name is quoted. Names of databases
--- and logins have the server's collation, the others the database's.
+-- Writes the statements that drop what the selftest has created, which it knows by the names. Users come
+-- before their roles, and tables before their schemas. Anybody who may create a schema chooses its name,
+-- so each name is quoted. Names of databases and logins have the server's collation. Other names have the
+-- database's.
 -- Returns: text
 SELECT m.text
   FROM (SELECT s.name COLLATE DATABASE_DEFAULT AS name,
@@ -64,9 +66,9 @@ SELECT m.text
  ORDER BY m.text DESC
 
 -- name: selftest_costs
--- What the server has counted for each plan of a statement in whose text @schema_name is.
--- Returns: statement; executions bigint; cpu, elapsed (us), reads (pages), max_grant_kb, max_used_grant_kb,
---          max_spills (pages written to tempdb) bigint
+-- Reads what the server has counted for each plan of a statement whose text contains @schema_name.
+-- Returns: statement; executions bigint; cpu, elapsed (us), reads (pages), max_grant_kb,
+--          max_used_grant_kb, max_spills (pages written to tempdb) bigint
 SELECT SUBSTRING(t.text, CHARINDEX(N'sqlqueue:', t.text) + 9, 30) AS statement, s.execution_count AS executions,
        s.total_worker_time AS cpu, s.total_elapsed_time AS elapsed, s.total_logical_reads AS reads,
        s.max_grant_kb, s.max_used_grant_kb, s.max_spills

@@ -2,22 +2,22 @@
 -- Tasks of a sink stage at the same time; a driver that dispatches or discards waits for them.
 -- REPEATABLEREAD locks also where the database reads row versions.
 -- Locks:   the sink's row, shared, until commit.
--- Returns: batch bigint, messages bigint: of the last dispatch, whose batch is null before the first;
+-- Returns: sink_batch bigint, messages bigint: of the last dispatch, whose batch is null before the first;
 --          seconds float since then. No row where the sink is new
-SELECT batch, messages,
+SELECT sink_batch, messages,
        CAST(DATEDIFF_BIG(millisecond, dispatched, SYSUTCDATETIME()) AS float) / 1000 AS seconds
   FROM {state}.dispatch_log WITH (REPEATABLEREAD, ROWLOCK)
- WHERE sink = @sink
+ WHERE sink = @sink AND version_4 IS NULL
 
 -- name: sink_close
 -- An update that changes nothing, as in lock_stream.
--- Locks:   the sink's row, until commit. Waits for tasks that stage, and they wait for this driver; the
+-- Locks:   the sink's row, until commit. A driver and the tasks that stage wait for each other, and the
 --          second of two drivers waits for the first.
--- Returns: login, batch bigint, destination; no row where the sink is new
+-- Returns: login, sink_batch bigint, destination; no row where the sink is new
 UPDATE {state}.dispatch_log WITH (REPEATABLEREAD, ROWLOCK)
    SET messages = messages
-OUTPUT inserted.login, inserted.batch, inserted.destination
- WHERE sink = @sink
+OUTPUT inserted.login, inserted.sink_batch, inserted.destination
+ WHERE sink = @sink AND version_4 IS NULL
 
 -- name: new_sink
 -- Two sessions may insert the same sink. The second waits for the first, and then inserts nothing. No
@@ -36,32 +36,33 @@ BEGIN CATCH
 END CATCH
 
 -- name: stage
--- Inserts nothing if the batch was sent or given up, or, after a lost answer, if the chunk is there. If
--- the session whose answer was lost still inserts it, this one waits for its row.
+-- Inserts nothing if the batch was sent or given up. After a lost answer the chunk may be there. Then it
+-- inserts nothing either. If the session whose answer was lost still inserts it, this one waits for its
+-- row.
 -- Returns: staged, 1, if it was inserted, else no row
-INSERT INTO {state}.staging (sink, batch, attempt, chunk, messages, payload)
+INSERT INTO {state}.staging (sink, sink_batch, attempt, chunk, messages, payload)
 OUTPUT CAST(1 AS bit) AS staged
-SELECT @sink, @batch, @attempt, @chunk, @messages, @payload
+SELECT @sink, @sink_batch, @attempt, @chunk, @messages, @payload
  WHERE NOT EXISTS (
-        SELECT 1 FROM {state}.dispatch_log WHERE sink = @sink AND batch >= @batch)
+        SELECT 1 FROM {state}.dispatch_log WHERE sink = @sink AND sink_batch >= @sink_batch)
    AND NOT EXISTS (
         SELECT 1
           FROM {state}.staging WITH (READCOMMITTEDLOCK)
-         WHERE sink = @sink AND batch = @batch AND attempt = @attempt AND chunk = @chunk)
+         WHERE sink = @sink AND sink_batch = @sink_batch AND attempt = @attempt AND chunk = @chunk)
 
 -- name: advance
 -- Enters a batch into the dispatch log, unless it or a later one is there. `sink_close` has locked the
 -- row.
--- Returns: batch bigint; no row where the batch was sent before
+-- Returns: sink_batch bigint; no row where the batch was sent before
 UPDATE {state}.dispatch_log
-   SET batch = @batch, messages = @messages, dispatched = SYSUTCDATETIME(),
+   SET sink_batch = @sink_batch, messages = @messages, dispatched = SYSUTCDATETIME(),
        destination = @destination
-OUTPUT inserted.batch
- WHERE sink = @sink AND (batch IS NULL OR batch < @batch)
+OUTPUT inserted.sink_batch
+ WHERE sink = @sink AND version_4 IS NULL AND (sink_batch IS NULL OR sink_batch < @sink_batch)
 
 -- name: settle
--- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. Those that
--- were returned or dropped are gone, see query_mark.
+-- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. A receipt
+-- that was returned or dropped is gone. closed_high_water shows that.
 -- Locks:   the stream's row, shared, as its tasks do, and before the receipts, as acknowledging does;
 --          the receipts until commit.
 -- Index:   receipt_query, a seek; a scan would wait for receipts that tasks write now.
@@ -74,23 +75,24 @@ SELECT o.stream, o.acked_batch
  WHERE o.stream IN (
         SELECT r.stream
           FROM {state}.receipt AS r WITH (INDEX (receipt_query), FORCESEEK)
-         WHERE r.query_id = @query_id AND r.query_batch = @spark_batch);
+         WHERE r.query_id = @query_id AND r.spark_batch = @spark_batch);
 UPDATE r
    SET settled = 1
 OUTPUT CAST(1 AS bit) AS settled
   FROM {state}.receipt AS r WITH (INDEX (receipt_query), FORCESEEK)
   JOIN @open AS o ON o.stream = r.stream
- WHERE r.query_id = @query_id AND r.query_batch = @spark_batch AND r.batch > o.acked
+ WHERE r.query_id = @query_id AND r.spark_batch = @spark_batch AND r.batch > o.acked
 
--- name: query_mark
--- After settle: whether the batch may be sent. Who closes it holds the stream's row, which settle locks.
+-- name: closed_high_water
+-- Says, after settle, whether the micro-batch may be sent. Whoever closes a batch holds the stream's
+-- row, which settle locks.
 -- Index:   stream_query.
--- Returns: one row. closed_high_water bigint: the last batch of Spark's query that one of its streams
---          has closed; null where it has no stream here, or has closed none
-SELECT MAX(query_batch) AS closed_high_water FROM {state}.stream WHERE query_id = @query_id
+-- Returns: one row. closed_high_water bigint: the highest batch of Spark's query that any of its streams
+--          has closed; null where it has no stream here, or none has closed a batch
+SELECT MAX(spark_batch) AS closed_high_water FROM {state}.stream WHERE query_id = @query_id
 
 -- name: query_queues
--- Which queues a query of Spark receives from now.
+-- Returns the queues from which a query of Spark receives now.
 -- Index:   receipt_query.
 -- Returns: queue
 SELECT DISTINCT queue FROM {state}.receipt WHERE query_id = @query_id
@@ -99,27 +101,27 @@ SELECT DISTINCT queue FROM {state}.receipt WHERE query_id = @query_id
 -- Returns: attempt, chunk bigint
 SELECT attempt, CAST(chunk AS bigint) AS chunk
   FROM {state}.staging
- WHERE sink = @sink AND batch = @batch
+ WHERE sink = @sink AND sink_batch = @sink_batch
  ORDER BY attempt, chunk
 
 -- name: chunk
 -- Returns: payload varbinary; empty where it is in pages
 SELECT payload
   FROM {state}.staging
- WHERE sink = @sink AND batch = @batch AND attempt = @attempt AND chunk = @chunk
+ WHERE sink = @sink AND sink_batch = @sink_batch AND attempt = @attempt AND chunk = @chunk
 
 -- name: chunk_pages
 -- Returns: payload varbinary, in order
 SELECT payload
   FROM {state}.staging_page
- WHERE sink = @sink AND batch = @batch AND attempt = @attempt AND chunk = @chunk
+ WHERE sink = @sink AND sink_batch = @sink_batch AND attempt = @attempt AND chunk = @chunk
  ORDER BY page
 
 -- name: discard
 -- Deletes the chunks of a sink up to a batch: they were sent, or will never be sent. Rows come before
 -- their pages, as in `stage` and discard_abandoned.
-DELETE FROM {state}.staging WHERE sink = @sink AND batch <= @batch;
-DELETE FROM {state}.staging_page WHERE sink = @sink AND batch <= @batch
+DELETE FROM {state}.staging WHERE sink = @sink AND sink_batch <= @sink_batch;
+DELETE FROM {state}.staging_page WHERE sink = @sink AND sink_batch <= @sink_batch
 
 -- name: discard_abandoned
 -- Deletes the chunks that nameless writes left when their job was killed. A locked row is not
@@ -131,24 +133,24 @@ DELETE FROM {state}.staging_page WHERE sink = @sink AND batch <= @batch
 DECLARE @before datetime2(3) = DATEADD(second, -@seconds, SYSUTCDATETIME());
 DECLARE @gone TABLE (
     sink    nvarchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
-    batch   bigint        NOT NULL,
+    sink_batch   bigint        NOT NULL,
     attempt nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
     chunk   int           NOT NULL
 );
 DELETE FROM o
-OUTPUT deleted.sink, deleted.batch, deleted.attempt, deleted.chunk
-  INTO @gone (sink, batch, attempt, chunk)
+OUTPUT deleted.sink, deleted.sink_batch, deleted.attempt, deleted.chunk
+  INTO @gone (sink, sink_batch, attempt, chunk)
   FROM {state}.staging AS o WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE o.sink LIKE N'write:%' AND o.created < @before;
 DELETE p
   FROM @gone AS g
  INNER LOOP JOIN {state}.staging_page AS p WITH (FORCESEEK, ROWLOCK)
-    ON p.sink = g.sink AND p.batch = g.batch AND p.attempt = g.attempt AND p.chunk = g.chunk
+    ON p.sink = g.sink AND p.sink_batch = g.sink_batch AND p.attempt = g.attempt AND p.chunk = g.chunk
 OPTION (MAXDOP 1)
 
 -- name: delete_old_sinks
--- Rows of writes without a name. They are kept for a week, so that a task that resumes late stages
--- nothing.
+-- Deletes the rows of writes without a name. They are kept for a week, so that a task that resumes late
+-- stages nothing.
 DELETE FROM d
   FROM {state}.dispatch_log AS d WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE d.sink LIKE N'write:%'

@@ -4,17 +4,18 @@
 -- {…_catalog}: `[catalog].` of a table in another database, else nothing.
 -- @name is a bound value. All run under READ COMMITTED, whatever the database's default is.
 --
--- Locks. READPAST skips locked rows only under READ COMMITTED. Where the database reads row versions
--- (READ_COMMITTED_SNAPSHOT, Azure's default) it needs READCOMMITTEDLOCK. It waits for a locked page, so
--- ROWLOCK keeps whole pages from being locked.
+-- Locks. READPAST skips locked rows only under READ COMMITTED. In a database that reads row versions
+-- (READ_COMMITTED_SNAPSHOT, Azure's default) it also needs READCOMMITTEDLOCK. READPAST waits for a
+-- locked page, so ROWLOCK makes sure that nobody locks whole pages.
 -- A statement receives at most 2,000 messages. From 5,000 locks on, SQL Server may lock the whole
 -- table, and READPAST does not skip that lock.
 
 -- name: begin
--- Any error undoes the whole transaction. No row counts are sent between results.
--- Sets the lock timeout, and the name that the DBA sees in sys.dm_exec_sessions.context_info.
--- Values are written into the text: settings of a parameterised batch end with it. The driver limits
--- the time of a statement. Nothing limits a transaction that does nothing.
+-- Begins a transaction. Any error undoes the whole transaction. NOCOUNT: the server sends no row counts
+-- between results. The lock timeout is the connection's. The DBA sees {application} in
+-- sys.dm_exec_sessions.context_info. Values are written into the text, because settings of a batch with
+-- parameters end with that batch. The driver limits the time of a statement. The server has no limit for
+-- a transaction that does nothing.
 SET NOCOUNT ON;
 SET XACT_ABORT ON;
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -23,27 +24,27 @@ SET CONTEXT_INFO {application};
 BEGIN TRANSACTION
 
 -- name: set_lock_timeout
--- Sets how long the transaction waits for a destination that others lock, from here to its end. The
--- value is written into the text, as in begin.
+-- Sets how long the transaction waits for a lock, from here to its end. The value is written into the
+-- text, as in begin.
 SET LOCK_TIMEOUT {milliseconds}
 
 -- name: commit
 COMMIT TRANSACTION
 
 -- name: rollback
--- Usually an error has undone the transaction already.
+-- Undoes the transaction. Usually an error has undone it already.
 IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION
 
 -- name: savepoint
--- A failure between here and the release undoes only that work, and the transaction goes on. With
--- XACT_ABORT any error would end the transaction. Some errors end it all the same, see undo.
+-- After this a failure undoes only the work since the savepoint, and the transaction goes on. XACT_ABORT
+-- is off, because with it any error would end the transaction. Some errors end it anyway, see undo.
 SET XACT_ABORT OFF;
 SAVE TRANSACTION attempt
 
 -- name: undo
--- Undoes the work since the savepoint. A deadlock, an error of a conversion and any error in a trigger end
--- the whole transaction, or leave one that can only be undone: XACT_STATE() is then 0 or -1.
--- Returns: 1 while the transaction goes on, 0 if all of it is undone
+-- Undoes the work since the savepoint. A deadlock, an error of a conversion and any error in a trigger
+-- end the whole transaction, or leave one that can only be undone. Then XACT_STATE() is 0 or -1.
+-- Returns: is_open: 1 if the transaction goes on, 0 if all of it is undone
 IF XACT_STATE() = 1
 BEGIN
     ROLLBACK TRANSACTION attempt;
@@ -56,6 +57,6 @@ SELECT @@TRANCOUNT AS is_open
 SET XACT_ABORT ON
 
 -- name: clock
--- The clock that the transport compares Expires with.
+-- Reads the clock with which the transport compares Expires.
 -- Returns: the server's UTC time, datetime
 SELECT GETUTCDATE()

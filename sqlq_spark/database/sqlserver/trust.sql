@@ -1,7 +1,8 @@
 -- part: trusted
--- The ids of the principals whose tables this session uses; other statements contain it. @owners has names
--- of principals, @named the tables and schemas that the user names: their owners' code runs as this login
--- already. A sysadmin trusts dbo and @owners only. No id is null, or 0, as that of a login by a group.
+-- The ids of the principals whose tables this session uses; other statements contain this part. @owners
+-- has the names of trusted principals. @named has the tables and schemas that the user names: the user
+-- has decided to use them, so their owners are trusted too. A sysadmin trusts only dbo and @owners. An id
+-- may be null, or 0 for a login that has its access by a group. Such ids are left out.
 SELECT t.id
   FROM (SELECT ISNULL(DATABASE_PRINCIPAL_ID(N'dbo'), 1) AS id
         UNION ALL
@@ -26,7 +27,7 @@ SELECT t.id
 -- before the commit, because no right of a sender locks a table against a change. Who else may alter a table
 -- cannot be seen; that is its owner's choice. A right that cannot be looked up, because the name has more
 -- than 128 characters, counts as granted: the INSERT decides.
--- Returns: for each table that is there, what `Table` in trust.py says
+-- Returns: for each table that is there, what `TableFacts` in trust.py says
 SELECT t.place, CAST(t.id AS bigint) AS [identity], t.catalog, CAST(t.here AS bit) AS here,
        ISNULL(CASE WHEN t.here = 1 THEN OBJECT_SCHEMA_NAME(t.id) END, PARSENAME(t.name, 2)) AS [schema],
        ISNULL(CASE WHEN t.here = 1 THEN OBJECT_NAME(t.id) END, PARSENAME(t.name, 1)) AS [table],

@@ -1,16 +1,17 @@
 """
-The url of a SQL Server, read strictly, and the connection string that a driver gets for it.
+Read the url of a SQL Server, and write the connection string for a driver.
 
     sqlserver://user:password@host:1433/database?encrypt=yes&trustServerCertificate=no
 
-An unknown parameter raises an error: a misspelt `encrypt` would disable encryption silently.
-Errors name the wrong part, never its text, which may be a password.
+An unknown parameter raises an error, because a misspelt `encrypt` would disable encryption without
+a warning. Errors name the wrong part of the url. They never quote its text, which may be a
+password.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
@@ -21,15 +22,15 @@ from sqlq_spark.options.names import MISPLACED
 EXAMPLE = "sqlserver://user@host:1433/database?encrypt=yes"
 
 YES_NO = {"yes": "yes", "true": "yes", "no": "no", "false": "no"}
-# the url's parameter → its values in lower case → the driver's value; None takes any text
+# parameter of the url → its values in lower case → the driver's value; None: any text is allowed
 PARAMETERS: dict[str, dict[str, str] | None] = {
     "encrypt": YES_NO | {"mandatory": "yes", "optional": "no", "strict": "strict"},
     "trustServerCertificate": YES_NO,
     "hostNameInCertificate": None,
     "multiSubnetFailover": YES_NO,
     "authentication": {
-        each.lower(): each
-        for each in (
+        value.lower(): value
+        for value in (
             "SqlPassword",
             "Integrated",
             "ActiveDirectoryDefault",
@@ -44,8 +45,9 @@ PARAMETERS: dict[str, dict[str, str] | None] = {
     "user": None,
     "password": None,
 }
-LAST_WINS = {"user", "password"}  # the options of this name are put behind the url's own
-MIXED = re.compile("[;&=]")  # separates parameters in connection strings
+# These may come twice, and the last one counts: options of the same names are added to the url.
+LAST_WINS = {"user", "password"}
+MIXED = re.compile("[;&=]")  # separators of parameters in connection strings
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -55,7 +57,7 @@ class Target:
 
     host: str
     port: int = 1433
-    database: str = ""  # the login's own where it is empty
+    database: str = ""  # empty: the login's default database
     user: str = ""
     password: str = field(default="", repr=False)
     encrypt: str = "yes"
@@ -64,6 +66,7 @@ class Target:
     multi_subnet_failover: str = ""
     authentication: str = ""
     driver: str = ""
+    token: str = field(default="", repr=False)  # of Microsoft Entra ID; no part of a url
 
     @classmethod
     def parse(cls, url: str) -> Self:
@@ -77,7 +80,7 @@ class Target:
         except ValueError:
             raise unreadable from None
         database = parts.path.removeprefix("/")
-        # behind one of these a password may stand: `/shop;password=…`
+        # after such a character a password may follow, as in `/shop;password=…`
         is_mixed = MIXED.search(f"{parts.username or ''}{host or ''}{database}")
         is_misplaced = re.match(MISPLACED, place.partition("://")[2]) is not None
         is_odd = ";" in parts.netloc or "/" in database or "#" in url
@@ -100,10 +103,40 @@ class Target:
     @property
     def by_token(self) -> bool:
         """Whether the driver logs in with a token of Microsoft Entra ID."""
-        return self.authentication.startswith("ActiveDirectory")
+        return self.token != "" or self.authentication.startswith("ActiveDirectory")
+
+    @property
+    def secret(self) -> str:
+        """What no error may show."""
+        return self.token or self.password
+
+    def with_credential(self, credential: str | None) -> Target:
+        """
+        Return it with what the option `credentials` gave; unchanged for None.
+
+        It is the password of the url's user. Without a user it is a token, which says whose it is.
+        """
+        if credential is None:
+            return self
+        if self.authentication:
+            raise BadOption(
+                option="url, parameter authentication",
+                found=self.authentication,
+                expected="none beside the option credentials, which logs in too",
+            )
+        if self.user:
+            return replace(self, password=credential)
+        if self.encrypt == "no":
+            # whoever reads a token may use it at every database of its owner
+            raise BadOption(
+                option="url, parameter encrypt",
+                found=self.encrypt,
+                expected="yes or strict beside a token, which is a secret",
+            )
+        return replace(self, token=credential)
 
     def connection_string(self, **more: str) -> str:
-        """Return the driver's connection string; `more` goes first, every value in braces."""
+        """Return the driver's connection string; it begins with the parameters of `more`."""
         login = {"UID": self.user, "PWD": self.password, "Authentication": self.authentication}
         if self.authentication == "Integrated":
             login = {"Trusted_Connection": "yes"}
@@ -116,32 +149,33 @@ class Target:
             "TrustServerCertificate": self.trust_server_certificate,
             "HostnameInCertificate": self.host_name_in_certificate,
             "MultiSubnetFailover": self.multi_subnet_failover,
-            # a session that broke must not come back without its transaction
+            # the driver must not reopen a broken session, whose transaction would be gone
             "ConnectRetryCount": "0",
         }
         return ";".join(f"{key}={in_braces(value)}" for key, value in values.items() if value)
 
 
 def parameters(query: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     for part in query.split("&") if query else ():
         key, _, text = part.partition("=")
         name = find_parameter(unquote(key))
         if name != "password" and MIXED.search(text):
             raise BadOption(option=f"url, {name}", found="…", expected="percent-encoded text")
-        at = re.sub("([A-Z])", r"_\1", name).lower()
-        if at in found and name not in LAST_WINS:
+        field_name = re.sub("([A-Z])", r"_\1", name).lower()  # the field of Target
+        if field_name in fields and name not in LAST_WINS:
             raise BadOption(option="url", found=f"{name} twice", expected="each parameter once")
-        found[at] = read_choice(name, decode_part(name, text))
-    return {at: text for at, text in found.items() if text}
+        fields[field_name] = read_choice(name, decode_part(name, text))
+    return {field_name: text for field_name, text in fields.items() if text}
 
 
 def find_parameter(key: str) -> str:
-    """Return the name of a parameter, which may be written in any case."""
+    """Return the parameter that a key names in any case; raise an error for another key."""
     names = {name.lower(): name for name in PARAMETERS}
     if key.lower() in names:
         return names[key.lower()]
-    if (near := find_near(key.lower(), names, likely=0.7)) is not None:
+    near = find_near(key.lower(), names, likely=0.7)
+    if near is not None:
         raise UnknownOption(option="…=… (in url)", near=names[near])
     raise BadOption(
         option="url",
@@ -174,5 +208,5 @@ def decode_part(name: str, text: str) -> str:
 
 
 def in_braces(value: str) -> str:
-    """Return a value of a connection string in braces, which nothing inside can end."""
+    """Put a value of a connection string into braces; no character in it can end them."""
     return "{" + value.replace("}", "}}") + "}"

@@ -1,8 +1,9 @@
 """
-The problems of one queue: its locks, its table, its lowest and delayed messages, its owner.
+Checks one queue: its locks, its table, its lowest and delayed messages, and its owner.
 
-The rules for tables are in each dialect's checks.sql: each row of `check_queue` and `check_delayed`
-is a finding. The rules for messages are here. All reads only, in the open transaction.
+The rules for tables are in checks.sql of each dialect: each row of `check_queue` and
+`check_delayed` is a finding. The rules for messages are here. The checks only read. They do so in
+the transaction that the caller has open.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime  # noqa: TC003 - the type of a row's field
 from shlex import quote
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, get_args
 
 from sqlq_spark import errors
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin import queue_sizes
 from sqlq_spark.admin.formats import part
 from sqlq_spark.database import StateSchema, check_types
-from sqlq_spark.database.trust import DELETE, READ, look, use
+from sqlq_spark.database.blockers import Blocker, Severity
+from sqlq_spark.database.trust import DELETE, READ, look_at_tables, use
 from sqlq_spark.errors import clean
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.address import QueueAddress, delayed_of
@@ -28,32 +30,36 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
 
-Severity: TypeAlias = Literal["error", "warning", "note"]  # worst first; a note needs no fix
 
-HELD = 60.0  # seconds for which a transaction may have messages locked
+# A transaction that has messages locked for longer than this is a finding.
+HELD = 60.0  # seconds
+# Longer headers of a message are a finding.
 LONG_HEADERS = 1 << 20  # bytes
-LOWEST = 50  # messages whose headers are read
-CUT = 65_536  # characters of headers that the statement reads
-# a name or a literal of SQL, or a word of a shell; one that is not closed goes to the end
+# The number of lowest messages whose headers are read.
+LOWEST = 50
+# The statement returns this much of a message's headers.
+CUT = 65_536  # characters
+# A name or a literal of SQL, or a word of a shell. One that is not closed goes to the end of the
+# text.
 IN_QUOTES = re.compile(r"""'[^']*(?:'|\Z)|"[^"]*(?:"|\Z)|\[(?:[^\]]|\]\])*+(?:\]|\Z)""")
 FIX_POISON = "set errorQueue on the stream, which moves them aside; .NET endpoints do it alone"
 FIX_POISON_OF_FAILURES = (
     "no stream reads an error queue, and ServiceControl tries them for ever: put them back with "
     'correct headers, or delete them, by the statements of docs/operations.md, "Poison messages"'
 )
-# findings of `check_delayed` that concern the queue into which messages are moved
+# Findings of `check_delayed` about the queue into which delayed messages are moved.
 MOVED_INTO = {"move_trigger", "move_foreign_key", "move_check"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A problem, or a note: a row of the checks in checks.sql, and where it is."""
+    """A problem or a note: a row of a check in checks.sql, and where it was found."""
 
     where: str = ""  # a queue's address, or the server; no column
     name: str
     severity: Severity
     found: str
-    fix: str  # statements, one per line; or a command, or what to set
+    fix: str  # statements, one a line; or a command; or what to set
 
     @property
     def is_problem(self) -> bool:
@@ -62,15 +68,15 @@ class Finding:
     @property
     def fix_lines(self) -> list[str]:
         """
-        The lines of the fix, without control characters.
+        Return the lines of the fix, without control characters.
 
-        A line break in quotes is of a name: what follows it is no statement.
+        A line break in quotes belongs to a name. What follows it is no statement of its own.
         """
         return [clean(line) for line in IN_QUOTES.sub(_clean_part, self.fix).splitlines()]
 
     @property
     def rank(self) -> int:
-        """Its place among severities, 0 for the worst."""
+        """Return the place of its severity, 0 for the worst."""
         return get_args(Severity).index(self.severity)
 
 
@@ -79,31 +85,19 @@ def _clean_part(part: re.Match[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocker:
-    """A transaction that has locked a table or its messages: a finding, with its table."""
-
-    schema_name: str
-    table_name: str
-    name: str
-    severity: Severity
-    found: str
-    fix: str
-
-    @property
-    def address(self) -> QueueAddress:
-        return QueueAddress(self.table_name, self.schema_name)
-
-
-@dataclass(frozen=True, slots=True)
 class Lowest:
-    """One of the lowest messages of a queue that expires, beside facts of all that are lowest."""
+    """
+    One of the lowest messages of a queue that expires.
 
-    last: int | None  # the highest seq of the queue; None: it is empty
-    expires: datetime | None  # None: none expires, and this is the only row
+    Each row also has facts about all of the lowest messages.
+    """
+
+    last: int | None  # the highest seq of the queue; None: the queue is empty
+    expires: datetime | None  # None: no message expires, and this is the only row
     sent: str | None  # the header TimeSent
     lives: str | None  # the header TimeToBeReceived
     seq: int | None  # of the message with the largest headers
-    bytes: int | None  # of these headers
+    bytes: int | None  # the size of these headers
 
 
 # ---------------------------------------------------------------- queues that are not read
@@ -111,14 +105,17 @@ class Lowest:
 
 def blockers(connection: Connection) -> dict[str, list[Finding]]:
     """
-    Find transactions that have locked tables of this database, or messages for long; by queue.
+    Find transactions that have locked tables of this database, or have messages locked for long.
 
-    Reads the catalogue only, and waits for no lock. No transaction is open.
+    It reads only the catalogue, and waits for no lock. No transaction may be open.
+
+    Returns:
+        By the queue's address for people, the findings about it.
     """
     locks: dict[str, list[Finding]] = {}
     try:
         transactions = connection.rows("blockers", Blocker, seconds=HELD)
-    except errors.RightMissing:  # of Azure's small tiers; `check_server` has the note
+    except errors.RightMissing:  # in the small tiers of Azure; `check_server` reports it
         return locks
     for blocker in transactions:
         queue = connection.printed(blocker.address)
@@ -134,8 +131,10 @@ def blockers(connection: Connection) -> dict[str, list[Finding]]:
 
 
 def unreadable(where: str, error: errors.DatabaseFailure) -> Finding:
-    """Make a finding of the reason why a queue cannot be read."""
-    name, found, facts = "unreadable", str(error), vars(error)
+    """Return the finding that says why a queue cannot be read."""
+    name = "unreadable"
+    found = str(error)
+    facts = vars(error)
     severity: Severity = "error"
     fix = facts.get("fix") or clean(facts.get("reason", ""))
     match error:
@@ -159,11 +158,11 @@ def of_queue(
     """
     Check a queue's table and its lowest messages.
 
-    `peek_delay` is how many seconds its stream pauses after an empty peek.
+    `peek_delay` is the number of seconds for which its stream pauses after an empty peek.
 
     Raises:
-        QueueNotFound, RightMissing, NotAQueue: it cannot be read; `of_table` says why.
-        TableRefused: it must not be read.
+        QueueNotFound, RightMissing, NotAQueue: the queue cannot be read. `of_table` finds out why.
+        TableRefused: the queue must not be read.
     """
     use(connection, [queue], READ)
     check_types(connection, queue)
@@ -190,9 +189,10 @@ def of_table(
     connection: Connection, queue: QueueAddress, *, last: int | None = None, expiring: bool = False
 ) -> list[Finding]:
     """
-    Check a queue's table in the catalogue, which any login may read; nothing if it does not exist.
+    Check a queue's table in the catalogue, which any login may read.
 
-    `last` is the highest seq, if it is known, and `expiring` whether messages expire.
+    `last` is the highest seq, if it is known. `expiring` says whether messages expire. There are
+    no findings if the table does not exist.
     """
     printed = connection.printed(queue)
     quoted = connection.names.quote_address(queue)
@@ -209,8 +209,8 @@ def of_table(
 
 
 def of_delayed(connection: Connection, queue: QueueAddress) -> list[Finding]:
-    """Check a queue's table of delayed messages in the catalogue; no findings if it is missing."""
-    printed = inspect.delayed_name(connection, queue)
+    """Check a queue's table of delayed messages in the catalogue. It may be missing."""
+    printed = queue_sizes.delayed_name(connection, queue)
     if printed is None:
         return []
     tables = {"delayed": delayed_of(queue), "queue": queue}
@@ -227,7 +227,11 @@ def of_delayed(connection: Connection, queue: QueueAddress) -> list[Finding]:
 def _without_grants(
     connection: Connection, queue: QueueAddress, findings: list[Finding]
 ) -> list[Finding]:
-    """Replace each GRANT on a table that is in a state schema, which may be another team's."""
+    """
+    Replace the fixes that grant a right on a table of a state schema.
+
+    A state schema may belong to another team, and a GRANT would hand out all of its state.
+    """
     if not any("GRANT " in finding.fix for finding in findings):
         return findings
     schema = connection.names.qualify(queue).schema
@@ -241,9 +245,14 @@ def _without_grants(
 
 
 def of_trust(connection: Connection, queue: QueueAddress) -> list[Finding]:
-    """Report what keeps a queue that may be read from being received or named by others."""
-    where, trusted = connection.printed(queue), connection.trusted
-    for reason in look(connection, [queue], DELETE)[1].values():  # a foreign key
+    """
+    Report why a queue that may be read cannot be received from, or not be named by messages.
+
+    A foreign key keeps it from being received from. Another owner keeps messages from naming it.
+    """
+    where = connection.printed(queue)
+    trusted = connection.trusted
+    for reason in look_at_tables(connection, [queue], DELETE)[1].values():
         finding = Finding(
             where=where,
             name="not_received",
@@ -254,7 +263,7 @@ def of_trust(connection: Connection, queue: QueueAddress) -> list[Finding]:
         return [finding]
     connection.trusted = replace(trusted, named=())
     try:
-        refused = look(connection, [queue], READ)[1].get(queue)
+        refused = look_at_tables(connection, [queue], READ)[1].get(queue)
     finally:
         connection.trusted = trusted
     if not isinstance(refused, errors.OwnerNotTrusted):
@@ -275,9 +284,10 @@ def of_trust(connection: Connection, queue: QueueAddress) -> list[Finding]:
 
 def short_lifetimes(where: str, lowest: Iterable[Lowest], peek_delay: float) -> list[Finding]:
     """
-    Warn if messages may expire while a stream pauses; ignores those that were sent expired.
+    Warn if messages may expire while a stream pauses.
 
-    The header TimeToBeReceived takes precedence. What cannot be read counts for nothing.
+    A message lives as long as its header TimeToBeReceived says, or else from its header TimeSent to
+    its expiry. Headers that cannot be read are ignored, and so are messages that were sent expired.
     """
     lives = [peek_delay]
     for message in lowest:
@@ -287,7 +297,7 @@ def short_lifetimes(where: str, lowest: Iterable[Lowest], peek_delay: float) -> 
             elif message.sent is not None and message.expires is not None:
                 lived = message.expires - wire.parse_wire_time(message.sent)
                 lives.append(lived.total_seconds())
-    shortest = min(each for each in lives if each > 0)
+    shortest = min(seconds for seconds in lives if seconds > 0)
     if shortest >= peek_delay:
         return []
     finding = Finding(
@@ -306,8 +316,8 @@ def of_owner(connection: Connection, queue: QueueAddress) -> list[Finding]:
     """
     Warn if a queue that Spark reads seems to belong to an endpoint.
 
-    The sign is a message that only its endpoint can handle. Two instances of an endpoint run the
-    same handlers and can share a queue, but Spark does not run them.
+    The sign of it is a message that only its endpoint can handle. Two instances of an endpoint run
+    the same handlers, so they can share a queue. Spark does not run these handlers.
     """
     messages = connection.value("check_owner", tables={"queue": queue})
     if not messages:
@@ -332,8 +342,8 @@ def of_head(
     Read the beginning of the headers of a queue's lowest messages, between two seqs.
 
     Returns:
-        `error queue` or `audit queue` by the lowest message, or else by the name; or `queue`. And a
-        finding, if some cannot be read.
+        The kind of the queue: `error queue` or `audit queue` by its lowest message, or else by its
+        name, or else `queue`. And a finding, if some headers cannot be read.
     """
     from sqlq_spark.wire.header_columns import parse_headers  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.rows import with_readable_texts  # noqa: PLC0415 - see cli

@@ -1,9 +1,10 @@
 """
-All checks: of queues, the server, the state tables and the streams. Each proposes its fix.
+Checks queues, the server, the state tables and the streams. Each finding proposes its fix.
 
 A stream checks its queues once, when it starts, and logs the findings. `sqlqueue doctor` and the
-maintenance job check everything. All reads only. The rules for the server and the state tables are
-in each dialect's checks.sql: each row of `check_server` and `check_state` is a finding.
+maintenance job check everything. The checks only read. The rules for the server and the state
+tables are in checks.sql of each dialect: each row of `check_server` and `check_state` is a finding.
+The checks of one queue are in queue_checks.py.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from sqlq_spark import errors
-from sqlq_spark.admin import inspect, problems
+from sqlq_spark.admin import queue_checks, queue_sizes, state_tables
 from sqlq_spark.admin.formats import quantity
-from sqlq_spark.admin.problems import Finding
+from sqlq_spark.admin.queue_checks import Finding
 from sqlq_spark.database import find_same, transaction
 from sqlq_spark.database.destinations import LOST, Destinations
 from sqlq_spark.database.looks import SeqEnds
@@ -34,21 +35,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
+# A transaction that is open for longer than this is a finding.
 OLD_TRANSACTION = 600.0  # seconds
-UNSEEN = 86_400.0  # seconds without a sign of a stream that holds receipts
-UNUSABLE = {
-    "state",
-    "state_owner",
-    "state_right",
-    "state_table",
-}  # findings: nothing more is read there
-# what to do about state tables that cannot be used; {0} is their schema
+# A stream that holds receipts and was not seen for this time is a finding.
+UNSEEN = 86_400.0  # seconds
+# After one of these findings nothing more of a state schema is read.
+UNUSABLE = {"state", "state_owner", "state_right", "state_table"}
+# What to do about state tables that cannot be used. {0} is their schema.
 STATE_FIXES: dict[type[errors.DatabaseFailure], str] = {
     errors.StateNotInstalled: "sqlqueue install --state-schema {0}",
     errors.StateTooOld: (
         "stop the queries, see that receipt and staging are empty, and drop the schema"
     ),
-    # the name of the package on the public index may be another's
+    # On the public index somebody else may have a package of this name.
     errors.StateTooNew: "in the folder of the clone: git pull && pip install '.[spark]'",
 }
 
@@ -62,63 +61,79 @@ def run_all_checks(
     states: Collection[str] | None = None,
 ) -> list[Finding]:
     """
-    Check queues, the server, the state tables and the streams; no transaction is open.
+    Check queues, the server, the state tables and the streams. No transaction may be open.
 
-    Of the queues those in `unnamed` are read only if that is safe. With `warn_if_shared` the owners
-    of queues that streams read are looked for. `states` is by default the connection's schema.
+    Args:
+        connection: the session.
+        queues: the queues to check.
+        warn_if_shared: whether to warn if an endpoint seems to own a queue that a stream reads.
+        unnamed: those of the queues that nobody named. They are read only if that is safe.
+        states: the state schemas to check; by default the connection's.
     """
-    found, shared = of_states(connection, [connection.state] if states is None else states)
-    found += of_server(connection)
-    locks = problems.blockers(connection)
-    for each in queues:
-        name = connection.printed(each)
-        found += (locked := locks.get(name, []))
-        if "locked" not in {one.name for one in locked}:
-            found += of_any_queue(
+    if states is None:
+        states = [connection.state]
+    findings, read_by_streams = of_states(connection, states)
+    findings += of_server(connection)
+    locks = queue_checks.blockers(connection)
+    for queue in queues:
+        name = connection.printed(queue)
+        locked = locks.get(name, [])
+        findings += locked
+        if "locked" not in {finding.name for finding in locked}:
+            findings += of_any_queue(
                 connection,
-                each,
-                is_named=each not in unnamed,
-                is_shared=warn_if_shared and name in shared,
+                queue,
+                is_named=queue not in unnamed,
+                is_shared=warn_if_shared and name in read_by_streams,
             )
-    return found
+    return findings
 
 
 def of_any_queue(
     connection: Connection, queue: QueueAddress, *, is_named: bool = True, is_shared: bool = False
 ) -> list[Finding]:
     """
-    Check a queue that may be missing, locked or not permitted; no transaction is open.
+    Check a queue that may be missing, locked or not permitted. No transaction may be open.
 
-    One that must not be used is not read. If nobody named it, missing rights are only a note,
-    because the login may have nothing to do with it, and others that lock it are not waited for
-    for long. `is_shared` also looks for its owner, because a stream reads it.
+    A queue that must not be used is not read. If nobody named the queue, a missing right is only a
+    note, because the login may have nothing to do with it. Then the check also waits only for a
+    short time for a lock.
+
+    Args:
+        connection: the session.
+        queue: the queue.
+        is_named: whether somebody named the queue.
+        is_shared: whether to look for an endpoint that owns it, because a stream reads it.
     """
     printed = connection.printed(queue)
     try:
         with transaction(connection):
             if not is_named:
-                connection.set_lock_timeout(inspect.LOCK_WAIT)
-            found = problems.of_queue(connection, queue)
+                connection.set_lock_timeout(queue_sizes.UNNAMED_LOCK_WAIT)
+            findings = queue_checks.of_queue(connection, queue)
             (ends,) = connection.rows("top", SeqEnds, tables={"queue": queue})
-            found += problems.of_head(connection, queue, ends.first, ends.last)[1]
-            found += problems.of_owner(connection, queue) if is_shared else []
-            found += problems.of_trust(connection, queue)
-            found += problems.of_delayed(connection, queue)
+            findings += queue_checks.of_head(connection, queue, ends.first, ends.last)[1]
+            findings += queue_checks.of_owner(connection, queue) if is_shared else []
+            findings += queue_checks.of_trust(connection, queue)
+            findings += queue_checks.of_delayed(connection, queue)
     except errors.DatabaseFailure as error:
         if isinstance(error, LOST):
             raise
-        found = [problems.unreadable(printed, error)]
+        findings = [queue_checks.unreadable(printed, error)]
         if isinstance(error, errors.RightMissing | errors.NotAQueue | errors.TableRefused):
-            # the catalogue shows everything that is missing, the error only the first
+            # The catalogue shows everything that is missing. The error names only the first.
             with transaction(connection):
-                all_found = problems.of_table(connection, queue)
-                all_found += problems.of_delayed(connection, queue)
-            refused = isinstance(error, errors.TableRefused)
-            found = [*found, *all_found] if refused else all_found or found
+                shown = queue_checks.of_table(connection, queue)
+                shown += queue_checks.of_delayed(connection, queue)
+            if isinstance(error, errors.TableRefused):
+                findings += shown
+            else:
+                findings = shown or findings
     if is_named:
-        return found
+        return findings
     return [
-        replace(each, severity="note") if each.name.endswith("_right") else each for each in found
+        replace(finding, severity="note") if finding.name.endswith("_right") else finding
+        for finding in findings
     ]
 
 
@@ -127,39 +142,43 @@ def of_any_queue(
 
 def at_start(connection: Connection, options: SourceOptions) -> None:
     """
-    Log the problems of the queues of a starting stream; no transaction is open.
+    Log the problems of the queues of a starting stream. No transaction may be open.
 
     Raises:
-        BadOption: two queues of the options are one.
+        BadOption: two names in the options are of one queue.
         QueueNotFound, TableRefused: the error queue would take no poison message.
-        NotAQueue: it is not a plain table, so that rows could exist outside of receipts. Or a
+        NotAQueue: a queue is not a plain table, so that rows could exist outside of receipts. Or a
             column has another type than the transport's.
-        MoveRefused: delayed messages that are due could not be moved into it.
+        MoveRefused: delayed messages that are due could not be moved into their queue.
     """
     check_spellings(connection, options)
-    found = of_server(connection)
+    findings = of_server(connection)
     with transaction(connection):
-        for each in options.addresses:
+        for queue in options.addresses:
             if options.error_address is not None:
                 Destinations(connection).check([options.error_address])
-            found += problems.of_queue(connection, each, peek_delay=options.peek_delay)
-            found += problems.of_delayed(connection, each) if options.delayed_delivery else []
-            found += problems.of_owner(connection, each) if options.warn_if_shared else []
-    for one in found:
-        if one.name in problems.MOVED_INTO and one.severity == "error":
-            raise errors.MoveRefused(queue=one.where, reason=one.found, fix=one.fix)
-        if one.name in {"table_kind", "delayed_type"}:
+            findings += queue_checks.of_queue(connection, queue, peek_delay=options.peek_delay)
+            if options.delayed_delivery:
+                findings += queue_checks.of_delayed(connection, queue)
+            if options.warn_if_shared:
+                findings += queue_checks.of_owner(connection, queue)
+    for finding in findings:
+        if finding.name in queue_checks.MOVED_INTO and finding.severity == "error":
+            raise errors.MoveRefused(queue=finding.where, reason=finding.found, fix=finding.fix)
+        if finding.name in {"table_kind", "delayed_type"}:
             columns = connection.names.queue_columns
-            raise errors.NotAQueue(queue=one.where, reason=one.found, columns=columns)
-        if one.is_problem:
-            log.warning("%s: %s. Fix: %s", one.where, one.found, " ".join(one.fix_lines))
+            raise errors.NotAQueue(queue=finding.where, reason=finding.found, columns=columns)
+        if finding.is_problem:
+            fix = " ".join(finding.fix_lines)
+            log.warning("%s: %s. Fix: %s", finding.where, finding.found, fix)
 
 
 def check_spellings(connection: Connection, options: SourceOptions) -> None:
     """
-    Refuse two spellings of one queue in the options, which only the server can compare.
+    Refuse two spellings of one queue in the options. Only the server can compare them.
 
-    A poison message in an error queue that is also read would circulate.
+    The error queue must not be a queue that is read: a poison message in it would be received
+    again and again.
     """
     named = [*options.addresses, *filter(None, [options.error_address])]
     seen: dict[object, QueueAddress] = {}
@@ -178,10 +197,10 @@ def check_spellings(connection: Connection, options: SourceOptions) -> None:
 
 def of_server(connection: Connection, *, older: float = OLD_TRANSACTION) -> list[Finding]:
     """
-    Check the server and its transactions of more than `older` seconds; no transaction is open.
+    Check the server, and find transactions that are open for more than `older` seconds.
 
-    A login that may not see the sessions gets a note: in Azure's small tiers a right of the
-    database is not enough for that.
+    No transaction of this connection may be open. A login that may not see the sessions of others
+    gets a note. In the small tiers of Azure a right of the database is not enough to see them.
     """
     notes: list[Finding] = []
     limit = float(connection.timeout)
@@ -196,7 +215,7 @@ def of_server(connection: Connection, *, older: float = OLD_TRANSACTION) -> list
 
 
 def note_of_right(connection: Connection, name: str, error: errors.RightMissing) -> Finding:
-    """Return a note of what this login may not see."""
+    """Return a note about something that this login may not see."""
     return Finding(
         where=connection.server, name=name, severity="note", found=str(error), fix=error.fix
     )
@@ -212,18 +231,20 @@ def of_states(
     Check state schemas and their streams, which only logins that receive may see.
 
     Returns:
-        What was found; and the queues that streams read, with a state schema of each.
+        The findings; and the names of the queues that streams read, each with a state schema whose
+        stream reads it.
     """
     found: list[Finding] = []
     names: dict[str, str] = {}
     for state in states:
         with use_state(connection, state):
-            found += (its := of_state(connection))
-            if not UNUSABLE.isdisjoint(each.name for each in its):
+            of_this_state = of_state(connection)
+            found += of_this_state
+            if not UNUSABLE.isdisjoint(finding.name for finding in of_this_state):
                 continue
             try:
                 with transaction(connection):
-                    streams = inspect.streams(connection)
+                    streams = state_tables.list_streams(connection)
                     found += of_streams(connection)
                 names |= {name: state for each in streams for name in each.queues}
             except errors.RightMissing as error:
@@ -232,7 +253,7 @@ def of_states(
 
 
 def of_state(connection: Connection) -> list[Finding]:
-    """Check the state tables: version, parts, indexes, settings; no transaction may be open."""
+    """Check the state tables: version, parts, indexes, settings. No transaction may be open."""
     found = missing_parts(connection)
     try:
         check_state(connection)
@@ -261,7 +282,11 @@ def error_of_state(
 
 
 def missing_parts(connection: Connection) -> list[Finding]:
-    """Find state tables and indexes that are missing beside others. No install creates these."""
+    """
+    Find state tables and indexes that are missing although others are there.
+
+    `sqlqueue install` does not create them.
+    """
     there = {*connection.values("state_parts")}
     parts = state_parts(connection) if there else {}
     lost = {name: text for name, text in parts.items() if name not in there}
@@ -291,13 +316,13 @@ def missing_parts(connection: Connection) -> list[Finding]:
 
 def of_streams(connection: Connection) -> list[Finding]:
     """
-    Find streams that hold receipts and gave no sign for UNSEEN seconds.
+    Find streams that hold receipts and were not seen for UNSEEN seconds.
 
-    A query that runs once a week looks like one whose checkpoint is lost. Its sink may hold the
-    messages already: only the query itself can find that out.
+    A query that runs once a week looks the same as one whose checkpoint is lost. Its sink may have
+    the messages already. Only the query itself can find that out.
     """
     found = []
-    for stream in inspect.unseen_streams(connection, UNSEEN):
+    for stream in state_tables.unseen_streams(connection, UNSEEN):
         problem = (
             f"stream {stream.stream} was last seen {stream.seen:%Y-%m-%d %H:%M} and holds "
             f"{quantity(stream.held, 'message')} in {quantity(stream.receipts, 'receipt')}"
@@ -320,9 +345,9 @@ def queues_of_streams(
     connection: Connection, states: Collection[str]
 ) -> tuple[list[QueueAddress], list[Finding]]:
     """
-    Return the queues that streams read, and a finding for each that is no address.
+    Return the queues that streams read, and a finding for each name that is no address.
 
-    A tenant can write such a row.
+    Any login that may write a stream's row can write such a name.
     """
     queues, found = [], []
     _, names = of_states(connection, states)
@@ -345,7 +370,7 @@ def queues_of_streams(
 def subscriptions_of(
     connection: Connection, table: QueueAddress, queue: QueueAddress
 ) -> list[Subscription]:
-    """Return the subscriptions of a queue, in any spelling; in the open transaction."""
+    """Return the subscriptions of a queue, however they spell it, in the open transaction."""
     if not connection.columns(table):
         return []
     found = list_subscriptions(connection, table)
@@ -357,22 +382,14 @@ def of_subscriptions(connection: Connection, table: QueueAddress) -> list[Findin
     """
     Find subscribers whose queue is gone. A publisher of NServiceBus fails if there is any.
 
-    The table may be absent, and not every login may read it; no transaction is open.
+    The table may be absent, and not every login may read it. No transaction may be open.
     """
     where = connection.printed(table)
-    topics: dict[tuple[str, str], list[str]] = {}
-    parsed: dict[str, QueueAddress] = {}
-    reasons: dict[str, errors.SqlQueueError] = {}
     try:
         with transaction(connection):
-            for each in list_subscriptions(connection, table) if connection.columns(table) else ():
-                topics.setdefault((each.endpoint, each.address), []).append(each.topic)
-            for _, address in topics:
-                try:
-                    parsed[address] = connection.names.parse_address(address)
-                except errors.BadAddress as error:
-                    reasons[address] = error
-            refused = Destinations(connection).find_refused(parsed.values())
+            topics = topics_by_subscriber(connection, table)
+            addresses = dict.fromkeys(address for _, address in topics)
+            reasons = find_lost_queues(connection, addresses)
     except errors.RightMissing as error:
         note = note_of_right(connection, "subscribers_right", error)
         return [replace(note, where=where)]
@@ -386,19 +403,52 @@ def of_subscriptions(connection: Connection, table: QueueAddress) -> list[Findin
             fix="do what is said there" if is_full else "drop it, or do what is said there",
         )
         return [problem]
+    return [
+        lost_subscriber(where, endpoint, address, subscribed, reasons[address])
+        for (endpoint, address), subscribed in topics.items()
+        if address in reasons
+    ]
+
+
+def topics_by_subscriber(
+    connection: Connection, table: QueueAddress
+) -> dict[tuple[str, str], list[str]]:
+    """Return the topics of each endpoint and queue's address; {} if the table is missing."""
+    topics: dict[tuple[str, str], list[str]] = {}
+    if connection.columns(table):
+        for subscription in list_subscriptions(connection, table):
+            subscriber = subscription.endpoint, subscription.address
+            topics.setdefault(subscriber, []).append(subscription.topic)
+    return topics
+
+
+def find_lost_queues(
+    connection: Connection, addresses: Collection[str]
+) -> dict[str, errors.SqlQueueError]:
+    """Find the addresses that name no queue, and why."""
+    parsed: dict[str, QueueAddress] = {}
+    reasons: dict[str, errors.SqlQueueError] = {}
+    for address in addresses:
+        try:
+            parsed[address] = connection.names.parse_address(address)
+        except errors.BadAddress as error:
+            reasons[address] = error
+    refused = Destinations(connection).find_refused(parsed.values())
     for address, queue in parsed.items():
-        if isinstance(refused.get(queue), errors.QueueNotFound | errors.NotAQueue):
-            reasons[address] = refused[queue]
-    found = []
-    for (endpoint, address), its in topics.items():
-        if address in reasons:
-            lost = (
-                f"endpoint {endpoint} is subscribed to {', '.join(its)} with the queue {address}, "
-                f"and every publisher of this fails: {reasons[address]}"
-            )
-            # what is in the table is untrusted
-            words = ["--endpoint", endpoint, "--subscription-table", where, "--", *its]
-            fix = f"sqlqueue unsubscribe {' '.join(map(quote, words))}"
-            gone = Finding(where=where, name="subscriber", severity="error", found=lost, fix=fix)
-            found.append(gone)
-    return found
+        reason = refused.get(queue)
+        if isinstance(reason, errors.QueueNotFound | errors.NotAQueue):
+            reasons[address] = reason
+    return reasons
+
+
+def lost_subscriber(
+    table: str, endpoint: str, address: str, topics: Sequence[str], reason: errors.SqlQueueError
+) -> Finding:
+    """Return the finding for a subscriber whose queue is gone; what the table has is untrusted."""
+    found = (
+        f"endpoint {endpoint} is subscribed to {', '.join(topics)} with the queue {address}, "
+        f"and every publisher of this fails: {reason}"
+    )
+    words = ["--endpoint", endpoint, "--subscription-table", table, "--", *topics]
+    fix = f"sqlqueue unsubscribe {' '.join(map(quote, words))}"
+    return Finding(where=table, name="subscriber", severity="error", found=found, fix=fix)

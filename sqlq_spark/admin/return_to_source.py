@@ -1,14 +1,16 @@
 """
-Failed messages: those of an error queue that were chosen, and their return to where they failed.
+Returns failed messages from an error queue to the queues where they failed, for `sqlqueue retry`.
 
-`plan` reads without locks. It counts which messages can be returned, which cannot, and why.
+`plan_return` reads without locks. It counts the messages that can be returned, and those that
+cannot be returned by the reason.
 
 `give_back` reads them again and returns them batch by batch. Each batch goes to one destination in
 one transaction: it deletes messages that are not locked from the error queue, and inserts them
 where they failed. The inserted row lacks the headers that the failure added, and does not expire.
 
-Both hold a page of messages, and nothing that grows with the queue: senders choose how many
-messages there are, and how long each header is. The rule of a return is in wire/returning.py.
+Senders choose how many messages there are and how long a header is. So both functions hold a page
+of messages in memory, and nothing that grows with the queue. The rule of a return is in
+wire/returning.py.
 
 A message is in exactly one of the two queues at any time. An interrupted return can be run again,
 because returned messages are no longer in the error queue.
@@ -27,12 +29,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sqlq_spark import errors
-from sqlq_spark.admin import inspect
+from sqlq_spark.admin.messages import read_all_pages
 from sqlq_spark.database import check_types, find_same, transaction
-from sqlq_spark.database.destinations import RETURNED, Destinations
+from sqlq_spark.database.destinations import RETURNED_COLUMNS, Destinations
 from sqlq_spark.database.trust import DELETE, use
 from sqlq_spark.receive import browse
-from sqlq_spark.send.insert import add_ids
+from sqlq_spark.send.chunk import add_ids
 from sqlq_spark.wire import LOWEST_SEQ, returning
 from sqlq_spark.wire import headers as wire
 from sqlq_spark.wire.address import QueueAddress
@@ -46,15 +48,16 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.database.sessions import Session
 
-BATCH_BYTES = 16 << 20  # of headers and bodies in one transaction, but at least one message
-# what a plan keeps of texts that senders choose
+# Headers and bodies that one transaction returns. It returns at least one message.
+BATCH_BYTES = 16 << 20
+# Limits of what a plan keeps, because senders choose the texts.
 MOST_SOURCES = 1000  # spellings of queues in which messages failed
 MOST_GROUPS = 1000  # pairs of such a queue and an exception
-MOST_REASONS = 100  # why messages stay
-FIRST_IDS = 5  # of messages that stay for one reason
+MOST_REASONS = 100  # reasons why messages stay
+FIRST_IDS = 5  # ids of messages that stay for one reason
 LONGEST_KEPT = 1000  # characters of a text
-# headers of a failure, as the fields of `Failed`
-COLUMNS = (
+# The headers of a failure, in the order of the fields of `Failed`.
+CHOICE_HEADERS = (
     wire.MESSAGE_ID,
     wire.FAILED_Q,
     returning.EXCEPTION_TYPE,
@@ -62,9 +65,9 @@ COLUMNS = (
 )
 
 TOO_MANY = f"a run returns messages to {MOST_SOURCES} queues at most. Run it again for the others"
-OTHERS = "(others)"  # groups and reasons beyond those that are kept
+OTHER_GROUPS = "(others)"  # stands for the groups and reasons beyond those limits
 
-# errors of a destination that another attempt would raise again
+# Errors of a destination that another attempt would raise again.
 REFUSALS = (
     errors.QueueNotFound,
     errors.NotAQueue,
@@ -84,11 +87,11 @@ class Failed:
 
     seq: int
     id: str  # of its row
-    bytes: int
+    bytes: int  # of headers and body
     message_id: str | None
-    failed_queue: str | None  # the header FailedQ; None or empty without it
-    exception: str | None
-    time: str | None  # of the failure
+    failed_queue: str | None  # the header FailedQ; None or empty if it is missing
+    exception: str | None  # the full name of its type
+    time: str | None  # of the failure, as the header has it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +105,11 @@ class Choice:
     until: datetime | None = None  # exclusive
 
     def takes(self, failed: Failed, queues: Collection[str | None]) -> bool:
-        """Whether a message matches; `queues` are the spellings of the chosen failed queue."""
+        """
+        Return whether a message matches all conditions.
+
+        `queues` are the spellings of the chosen failed queue.
+        """
         kind = failed.exception or ""
         types = {kind, kind.rpartition(".")[2]} - {""}
         return (
@@ -127,11 +134,11 @@ class Choice:
 def read_failures(page: pa.Table) -> list[Failed]:
     """Read the rows of a page of QUEUE_ROW."""
     texts = page["headers"].combine_chunks()
-    sizes = pc.add(*(pc.fill_null(pc.binary_length(each), 0) for each in (texts, page["body"])))
+    sizes = pc.add(*(pc.fill_null(pc.binary_length(part), 0) for part in (texts, page["body"])))
     headers = Headers(texts)
     ids = id_texts(page["id"].combine_chunks())
-    columns = (page["seq"], ids, sizes, *map(headers.text, COLUMNS))
-    return [*map(Failed, *(each.to_pylist() for each in columns))]
+    columns = (page["seq"], ids, sizes, *map(headers.text, CHOICE_HEADERS))
+    return [*map(Failed, *(column.to_pylist() for column in columns))]
 
 
 # ---------------------------------------------------------------- plan
@@ -142,77 +149,78 @@ class Staying:
     """Messages that cannot be returned for one reason."""
 
     messages: int = 0
-    ids: list[str] = field(default_factory=list)  # of the first rows
+    ids: list[str] = field(default_factory=list)  # of the rows of the first messages
 
-    def add(self, row: str) -> None:
+    def add(self, row_id: str) -> None:
         self.messages += 1
         if len(self.ids) < FIRST_IDS:
-            self.ids.append(row)
+            self.ids.append(row_id)
 
 
 @dataclass
-class Plan:
-    """How many of the chosen messages can be returned and how many cannot; none of them is kept."""
+class ReturnPlan:
+    """The numbers of chosen messages that can be returned and that cannot; it keeps no message."""
 
     choice: Choice
     messages: int = 0  # that can be returned
-    stop: int = 0  # behind the seq of the last one
-    # where they go, by FailedQ, which is untrusted
+    stop: int = 0  # the seq after the last message that can be returned
+    # where messages go, by their header FailedQ, which is untrusted
     destinations: dict[str, QueueAddress] = field(default_factory=dict)
-    # of those that can be returned, by failed queue and exception, whose texts are cut
+    # messages that can be returned, by failed queue and exception, whose texts are shortened
     counted: Counter[tuple[str | None, str | None]] = field(default_factory=Counter)
     staying: dict[str, Staying] = field(default_factory=dict)  # by the reason
     missing: list[str] = field(default_factory=list)  # ids that no message has
 
     @property
     def groups(self) -> list[tuple[str | None, str | None, int]]:
-        """Failed queue, exception and number of those that can be returned, most of them first."""
+        """Return the groups: failed queue, exception and number of messages, the largest first."""
         return [(*key, messages) for key, messages in self.counted.most_common()]
 
     @property
     def queues(self) -> int:
-        """To how many queues they go; two spellings of one may count twice."""
+        """Return to how many queues messages go. Two spellings of one queue may count twice."""
         return len(set(self.destinations.values()))
 
     def add(self, failed: Failed) -> None:
         """Count a message that can be returned."""
         self.messages += 1
         self.stop = failed.seq + 1
-        group = cut(failed.failed_queue), cut(failed.exception)
+        group = shorten(failed.failed_queue), shorten(failed.exception)
         if group not in self.counted and len(self.counted) >= MOST_GROUPS:
-            group = OTHERS, OTHERS
+            group = OTHER_GROUPS, OTHER_GROUPS
         self.counted[group] += 1
 
     def leave(self, failed: Failed, reason: str) -> None:
         """Count a message that cannot be returned."""
         if reason not in self.staying and len(self.staying) >= MOST_REASONS:
-            reason = OTHERS
+            reason = OTHER_GROUPS
         self.staying.setdefault(reason, Staying()).add(failed.id)
 
 
-def cut(text: str | None) -> str | None:
+def shorten(text: str | None) -> str | None:
     """Return the beginning of a text that is too long to keep."""
     return text if text is None or len(text) <= LONGEST_KEPT else text[:LONGEST_KEPT] + "…"
 
 
-def plan(
+def plan_return(
     connection: Connection,
     source: QueueAddress,
     choice: Choice,
     *,
     limit: int | None = None,
-) -> Plan:
+) -> ReturnPlan:
     """
     Count the chosen messages of an error queue, and find whether they can be returned.
 
-    Locks and changes nothing; no transaction is open. With a `limit` only so many can be returned,
-    those with the lowest seq, and nothing is read beyond them.
+    It locks and changes nothing. No transaction may be open. With a `limit` the plan has at most so
+    many messages to return, those with the lowest seqs. Nothing is read beyond them.
     """
-    planned = Plan(choice)
-    found: set[str | None] = set()  # of the ids that were asked for
-    for page in inspect.pages(connection, source):
+    planned = ReturnPlan(choice)
+    ids_found: set[str | None] = set()  # of those that were asked for
+    for page in read_all_pages(connection, source):
         chosen = choose(connection, page, choice)
-        found |= choice.ids.intersection(id_ for each in chosen for id_ in ids_of(each))
+        for failed in chosen:
+            ids_found |= choice.ids.intersection(ids_of(failed))
         places = find_places(connection, source, chosen, planned)
         for failed in chosen:
             refusal = returning.find_refusal(failed.failed_queue, failed.exception)
@@ -223,16 +231,18 @@ def plan(
             planned.add(failed)
             if limit is not None and planned.messages == limit:
                 return planned
-    planned.missing = sorted(choice.ids - found)
+    planned.missing = sorted(choice.ids - ids_found)
     return planned
 
 
 def choose(connection: Connection, page: pa.Table, choice: Choice) -> list[Failed]:
     """Return the messages of a page that are chosen."""
-    failures, asked = read_failures(page), choice.failed_queue
-    texts = {each.failed_queue for each in failures if each.failed_queue}
-    spellings = find_same(connection, asked, texts) if asked is not None else ()
-    return [each for each in failures if choice.takes(each, spellings)]
+    failures = read_failures(page)
+    spellings: Collection[str] = ()
+    if choice.failed_queue is not None:
+        texts = {failed.failed_queue for failed in failures if failed.failed_queue}
+        spellings = find_same(connection, choice.failed_queue, texts)
+    return [failed for failed in failures if choice.takes(failed, spellings)]
 
 
 def ids_of(failed: Failed) -> tuple[str, str | None]:
@@ -240,12 +250,19 @@ def ids_of(failed: Failed) -> tuple[str, str | None]:
 
 
 def find_places(
-    connection: Connection, source: QueueAddress, chosen: Iterable[Failed], planned: Plan
+    connection: Connection, source: QueueAddress, chosen: Iterable[Failed], planned: ReturnPlan
 ) -> dict[str, QueueAddress | str]:
-    """Find where the messages of a page go, by FailedQ, or why they stay; the plan gets the new."""
-    texts = dict.fromkeys(each.failed_queue for each in chosen if each.failed_queue)
+    """
+    Find where the messages of a page go, or why they stay.
+
+    Destinations that the plan does not have yet are added to it.
+
+    Returns:
+        By the header FailedQ, the queue or the reason.
+    """
+    texts = dict.fromkeys(failed.failed_queue for failed in chosen if failed.failed_queue)
     new = [text for text in texts if text not in planned.destinations]
-    places = sources(connection, source, new)
+    places = find_sources(connection, source, new)
     for text, place in places.items():
         if isinstance(place, QueueAddress):
             if len(planned.destinations) < MOST_SOURCES:
@@ -255,15 +272,15 @@ def find_places(
     return {**places, **planned.destinations}
 
 
-def sources(
+def find_sources(
     connection: Connection, source: QueueAddress, texts: Collection[str]
 ) -> dict[str, QueueAddress | str]:
     """
-    Find the queues in which messages of an error queue failed; no transaction is open.
+    Find the queues in which messages of an error queue failed. No transaction may be open.
 
     Returns:
-        By the value of FailedQ, which is untrusted: the queue, if it can be sent to, or the reason
-        why not.
+        By the value of FailedQ, which is untrusted: the queue if messages can be sent to it, or
+        else the reason.
     """
     if not texts:
         return {}
@@ -278,7 +295,7 @@ def sources(
             reasons[text] = other if names.is_of_other_database(text) else error
     with transaction(connection):
         known = Destinations(connection, source=source, by_header=True)
-        refused = known.find_refused(parsed.values(), RETURNED)
+        refused = known.find_refused(parsed.values(), RETURNED_COLUMNS)
     for text, queue in parsed.items():
         reason = refused.get(queue)
         if reason is not None and not isinstance(reason, errors.TableRefused):
@@ -303,27 +320,27 @@ class Returned:
 
     destination: QueueAddress
     messages: int  # that were returned
-    skipped: int = 0  # that others have locked, or that were gone
-    left: int = 0  # that stay, including later batches of the destination
-    reason: errors.SqlQueueError | None = None  # why they stay
+    skipped: int = 0  # messages that others have locked, or that were gone
+    left: int = 0  # messages that stay, because the destination refused this or an earlier batch
+    reason: errors.SqlQueueError | None = None  # why these stay
 
 
 def give_back(
-    session: Session, source: QueueAddress, planned: Plan, *, batch: int
+    session: Session, source: QueueAddress, planned: ReturnPlan, *, batch: int
 ) -> Iterator[Returned]:
     """
     Return the planned messages, each batch in one transaction. A lost connection is retried.
 
     The error queue is read again, up to the last message of the plan. Nothing goes to a queue that
     the plan does not have, and no more messages than it has. The session's options are those of
-    `plan`. `batch` is how many messages one transaction returns at most.
+    `plan_return`. `batch` is how many messages one transaction returns at most.
 
     Returns:
         The result of each batch, after its commit. If a destination refuses a batch for a reason
         that will not change, its later batches are not tried.
     """
     refused: dict[QueueAddress, errors.SqlQueueError] = {}
-    for destination, part in batches(session, source, planned, batch):
+    for destination, part in cut_batches(session, source, planned, batch):
         done: int | errors.SqlQueueError
         if destination in refused:
             done = refused[destination]
@@ -337,13 +354,13 @@ def give_back(
             yield Returned(destination, done, skipped=len(part) - done)
 
 
-def batches(
-    session: Session, source: QueueAddress, planned: Plan, most: int
+def cut_batches(
+    session: Session, source: QueueAddress, planned: ReturnPlan, most: int
 ) -> Iterator[tuple[QueueAddress, list[Failed]]]:
     """
     Cut the planned messages into batches of one destination, by their number and their bytes.
 
-    No more than `most` messages wait for their batches to fill, without their texts.
+    At most `most` messages wait until their batch is full. Of a waiting message no texts are kept.
     """
     waiting: dict[QueueAddress, list[Failed]] = {}
     weights = Counter[QueueAddress]()
@@ -361,7 +378,7 @@ def batches(
 
 
 def read_again(
-    session: Session, source: QueueAddress, planned: Plan, most: int
+    session: Session, source: QueueAddress, planned: ReturnPlan, most: int
 ) -> Iterator[Failed]:
     """Read the planned messages, in pages of about `most`, with the texts that a return needs."""
     first = LOWEST_SEQ
@@ -392,10 +409,11 @@ def return_batch(
     Move messages from the error queue to where they failed, in one transaction.
 
     Returns:
-        How many were moved; the others are locked or gone. Or why the destination accepts none.
+        How many messages were moved; the others are locked or gone. Or the reason why the
+        destination accepts none.
 
     Raises:
-        MessageChanged, DatabaseFailure: none was moved.
+        MessageChanged, DatabaseFailure: no message was moved.
     """
     rows = None
     try:
@@ -408,11 +426,11 @@ def return_batch(
             if taken.num_rows:
                 rows = to_source(connection, source, chosen, taken)
                 known = Destinations(connection, source=source, by_header=True)
-                known.lock_and_check([destination], RETURNED)
+                known.lock_and_check([destination], RETURNED_COLUMNS)
                 connection.load(destination, rows)
             return int(taken.num_rows)
     except REFUSALS as error:
-        if rows is None:  # it is the error queue's
+        if rows is None:  # the error queue refused, not the destination
             raise
         return error
 
@@ -421,12 +439,12 @@ def to_source(
     connection: Connection, source: QueueAddress, chosen: Sequence[Failed], taken: pa.Table
 ) -> pa.Table:
     """
-    Make the rows to insert where the messages failed; a null body becomes empty.
+    Make the rows to insert where the messages failed. A null body becomes empty.
 
-    The messages were found by seq and id. An id may be in the queue again, of a message that failed
-    elsewhere. So it is compared where they failed.
+    The messages were taken by seq and id. Another message may have the same seq and id by now, and
+    may have failed elsewhere. So the header FailedQ is compared with the one that was planned.
     """
-    its = {(each.seq, each.id): each for each in chosen}
+    planned = {(failed.seq, failed.id): failed for failed in chosen}
     texts = []
     columns = (taken["seq"], id_texts(taken["id"].combine_chunks()), taken["headers"])
     for seq, row, text in zip(*(each.to_pylist() for each in columns), strict=True):
@@ -434,7 +452,7 @@ def to_source(
         found = headers.get(wire.FAILED_Q)
         exception = headers.get(returning.EXCEPTION_TYPE)
         is_refused = returning.find_refusal(found, exception) is not None
-        if is_refused or found != its[seq, row].failed_queue:
+        if is_refused or found != planned[seq, row].failed_queue:
             raise errors.MessageChanged(row=row, queue=connection.printed(source))
         texts.append(returning.write_headers(headers, row))
     body = pc.fill_null(taken["body"], b"")

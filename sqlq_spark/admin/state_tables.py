@@ -1,0 +1,112 @@
+"""Reads what the state tables hold: streams, receipts and the audit trail. Locks nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime  # noqa: TC003 - the type of a row's field
+from typing import TYPE_CHECKING
+
+from sqlq_spark.database import read_clock
+from sqlq_spark.database.state_rows import HeldReceipt
+from sqlq_spark.errors import BadAddress
+from sqlq_spark.wire.dialects import split_canonical
+
+if TYPE_CHECKING:
+    from sqlq_spark.database import Connection
+    from sqlq_spark.wire.address import QueueAddress
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A stream's row: one for each checkpoint."""
+
+    stream: str
+    queue: str  # several are joined by ", "
+    batch: int  # the last acknowledged batch
+    messages: int  # of all acknowledged batches
+    expired: int
+    diverted: int  # to an error queue
+    forwarded: int
+    created: datetime
+    seen: datetime
+    receipts: int
+    held: int  # messages in them
+    # Messages that wait in its queues, and those that it holds. No column: `stats` adds it.
+    lag: int | None = None
+
+    @property
+    def queues(self) -> list[str]:
+        """Return the canonical addresses of the queues that it reads."""
+        return split_canonical(self.queue)
+
+
+@dataclass(frozen=True, slots=True)
+class TrailEntry:
+    """Who purged, returned, dropped or retired what, and how many messages."""
+
+    at: datetime
+    login: str
+    session_login: str  # the one that connected
+    action: str
+    messages: int
+    stream: str | None  # of a receipt
+    batch: int | None
+    task: int | None
+    queue: str
+
+
+def list_streams(connection: Connection) -> list[Stream]:
+    """List all streams, the one that was seen last first."""
+    return [
+        replace(stream, queue=queue_names(connection, stream.queue))
+        for stream in connection.rows("streams", Stream)
+    ]
+
+
+def unseen_streams(connection: Connection, older: float) -> list[Stream]:
+    """List the streams that hold receipts and were not seen for more than `older` seconds."""
+    now = read_clock(connection)
+    return [
+        stream
+        for stream in list_streams(connection)
+        if stream.receipts and (now - stream.seen).total_seconds() > older
+    ]
+
+
+def list_receipts(
+    connection: Connection,
+    *,
+    stream: str | None = None,
+    batch: int | None = None,
+    task: int | None = None,
+    queue: QueueAddress | None = None,
+) -> list[HeldReceipt]:
+    """List receipts, the oldest first. None matches any."""
+    name = None if queue is None else connection.names.print_address(queue)
+    return [
+        replace(receipt, queue=queue_names(connection, receipt.queue))
+        for receipt in connection.rows("receipts", HeldReceipt, stream=stream, queue_name=name)
+        if batch in {None, receipt.batch} and task in {None, receipt.task}
+    ]
+
+
+def read_trail(
+    connection: Connection, *, entries: int, queue: QueueAddress | None = None
+) -> list[TrailEntry]:
+    """Return the last entries of the audit trail, the latest first; by default of all queues."""
+    name = None if queue is None else connection.printed(queue)
+    return connection.rows("trail", TrailEntry, entries=entries, queue_name=name)
+
+
+def queue_names(connection: Connection, text: str) -> str:
+    """
+    Return the queues of a row of a state table as all commands print them.
+
+    A text that is no address is returned as it is. The rows leave out the database that they are
+    in. So in a copy of the database they do not name the original.
+    """
+    try:
+        found = map(connection.names.parse_queue, split_canonical(text))
+        return ", ".join(map(connection.printed, found))
+    except BadAddress:
+        return text

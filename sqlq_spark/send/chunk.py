@@ -1,0 +1,182 @@
+"""
+A chunk: the messages that are staged and inserted together, and which of its rows go where.
+
+A chunk is a table of Arrow with the columns CHUNK_ROW, and with some of CHUNK_OPTIONAL after them.
+sender.py makes chunks of rows, dispatch.py keeps them in the staging, and insert.py inserts them.
+A mask is an array of booleans, one for each row of a chunk. Nothing here asks the database.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sqlq_spark.errors import BadMessage
+from sqlq_spark.send.frame import TOPICS
+from sqlq_spark.wire.header_columns import HEADER_COLUMNS
+from sqlq_spark.wire.headers import SEPARATOR
+from sqlq_spark.wire.rows import rising_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
+
+K = TypeVar("K")
+
+CHUNK_ROW = pa.schema(
+    {
+        "queue": pa.string(),  # of the row itself, untrusted; null: the queue of the sink
+        "headers": pa.string(),
+        "body": pa.binary(),
+        "lifetime": pa.int64(),  # milliseconds until the message expires; null: never
+    }
+)
+# columns that follow, in this order, where the frame or an option asks for them
+CHUNK_DELAYS = {  # a row has one of them or neither
+    "delay": pa.field("delay", pa.int64()),  # milliseconds
+    "due": pa.field("due", pa.timestamp("us")),  # UTC
+}
+CHUNK_TOPICS = pa.field("topics", TOPICS)  # null: the row is not published
+CHUNK_LEGACY = [pa.field(name.lower(), pa.string()) for name in HEADER_COLUMNS]
+# why a row goes to the error queue of the option `undeliverable`: see `write_fault`
+CHUNK_FAULT = pa.field("fault", pa.string())
+CHUNK_OPTIONAL = (*CHUNK_DELAYS.values(), CHUNK_TOPICS, *CHUNK_LEGACY, CHUNK_FAULT)
+
+# of a chunk that is never staged: ids of its rows, as `frame.ROW_ID`
+CHUNK_ID = pa.field("id", pa.binary(16))
+
+
+# ---------------------------------------------------------------- which rows wait
+
+
+def find_waiting(chunk: pa.Table) -> pa.ChunkedArray | None:
+    """Return which rows are delayed; None where no row is."""
+    masks = [chunk[name].is_valid() for name in CHUNK_DELAYS if name in chunk.column_names]
+    if not masks:
+        return None
+    mask = masks[0] if len(masks) == 1 else pc.or_(*masks)
+    return mask if pc.any(mask).as_py() else None
+
+
+def split_delayed(chunk: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Return the messages that are delayed, and the others."""
+    waiting = find_waiting(chunk)
+    if waiting is None:
+        return chunk.slice(0, 0), chunk
+    return chunk.filter(waiting), chunk.filter(pc.invert(waiting))
+
+
+# ---------------------------------------------------------------- which rows name which queue
+
+
+def names_of_queues(chunk: pa.Table) -> list[str | None]:
+    """Return the distinct queues of the rows that are not published; None: the sink's queue."""
+    queues = chunk["queue"]
+    topics = topics_of(chunk)
+    if topics is not None:
+        queues = queues.filter(pc.is_null(topics))
+    names: list[str | None] = pc.unique(queues).to_pylist()
+    return names
+
+
+def find_named(chunk: pa.Table, names: Iterable[str | None]) -> pa.ChunkedArray:
+    """Return which of the rows that are not published name one of some queues."""
+    mask = pc.is_in(chunk["queue"], value_set=pa.array([*names], pa.string()))
+    topics = topics_of(chunk)
+    return mask if topics is None else pc.and_(mask, pc.is_null(topics))
+
+
+# ---------------------------------------------------------------- which rows have which topics
+
+
+def topics_of(chunk: pa.Table) -> pa.ChunkedArray | None:
+    """Return the topics of each row; None where no row is published."""
+    return chunk[CHUNK_TOPICS.name] if CHUNK_TOPICS.name in chunk.column_names else None
+
+
+def names_of_topics(topics: pa.ChunkedArray) -> list[str]:
+    """Return the distinct topics of all rows."""
+    names: list[str] = pc.unique(pc.list_flatten(topics)).to_pylist()
+    return names
+
+
+def find_published(
+    topics: pa.ChunkedArray, wanted: Mapping[K, Sequence[str]]
+) -> dict[K, pa.ChunkedArray]:
+    """Return which rows have at least one of some topics, for each list of topics by its key."""
+    names = pc.list_flatten(topics)
+    counts = pc.fill_null(pc.list_value_length(topics), 0)
+    rows = np.repeat(np.arange(len(topics)), counts)  # of each name
+    masks: dict[K, pa.ChunkedArray] = {}
+    for key, some in wanted.items():
+        is_wanted = pc.is_in(names, value_set=pa.array(some, pa.string())).to_numpy()
+        mask = np.zeros(len(topics), bool)
+        mask[rows[is_wanted]] = True
+        masks[key] = pa.chunked_array([mask])
+    return masks
+
+
+def count_unmatched(topics: pa.ChunkedArray, masks: Iterable[pa.ChunkedArray]) -> Counter[str]:
+    """Count the published rows that are in no mask, by their topics joined with SEPARATOR."""
+    unmatched = topics.is_valid()
+    for mask in masks:
+        unmatched = pc.and_not(unmatched, mask)
+    texts = pc.binary_join(topics.filter(unmatched), SEPARATOR)
+    return Counter({row["values"]: row["counts"] for row in pc.value_counts(texts).to_pylist()})
+
+
+# ---------------------------------------------------------------- which rows cannot be sent
+
+
+def write_fault(partition: int, row: int, reason: str) -> str:
+    """Return why a row cannot be sent, as the column CHUNK_FAULT has it."""
+    return json.dumps({"partition": partition, "row": row, "reason": reason})
+
+
+def read_fault(text: str) -> BadMessage:
+    """Read what `write_fault` wrote."""
+    return BadMessage.from_facts(json.loads(text))
+
+
+# ---------------------------------------------------------------- columns of a queue
+
+
+def has_lifetimes(chunk: pa.Table) -> bool:
+    """Whether any message expires."""
+    lifetime = chunk["lifetime"]
+    return bool(lifetime.null_count < len(lifetime))
+
+
+def to_queue_rows(chunk: pa.Table, now: datetime | None) -> pa.Table:
+    """
+    Return the columns of a queue, row for row, but for new ids.
+
+    Expires is `now`, the database's time in UTC without a zone, plus the lifetime. None: no message
+    expires, and the column is left out.
+    """
+    optional = [CHUNK_ID, *CHUNK_LEGACY]
+    names = [field.name for field in optional if field.name in chunk.column_names]
+    rows = chunk.select(["headers", "body", *names])
+    if now is None:
+        return rows
+    lifetime = pc.multiply(chunk["lifetime"], 1000).cast(pa.duration("us"))
+    return rows.append_column("expires", pc.add(pa.scalar(now, pa.timestamp("us")), lifetime))
+
+
+def add_ids(rows: pa.Table) -> pa.Table:
+    """
+    Return rows of a queue with new, rising ids where they have none.
+
+    Each copy of a message is a row with an id of its own.
+    """
+    ids = rising_ids(rows.num_rows)
+    if CHUNK_ID.name in rows.column_names:
+        kept = rows[CHUNK_ID.name]
+        ids = pc.if_else(kept.is_valid(), kept, pa.chunked_array([ids]))
+        rows = rows.drop_columns(CHUNK_ID.name)
+    return rows.append_column(CHUNK_ID.name, ids)

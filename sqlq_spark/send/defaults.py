@@ -1,0 +1,145 @@
+"""
+The headers that a message gets where its row does not have them, in columns.
+
+Who decides a header, the first one first:
+
+1. A column of the frame that states it: `correlationId`, `replyToAddress`, `deliverAt` or `delay`.
+   sender.py removes the row's own header of that name before, see `OwnTexts.without`.
+2. The row's own header, in the column `headers`.
+3. The default that is here: from an option, or computed.
+
+The headers SENT_BY name a sender together. A row that has TimeSent was sent before, by another
+sender, so it gets none of them. Only the option originatingEndpoint is a default for such a row
+too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sqlq_spark.send.own_headers import default
+from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire.rows import id_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from datetime import datetime
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from sqlq_spark.options import SinkOptions
+    from sqlq_spark.send.frame import Frame
+    from sqlq_spark.send.own_headers import Own
+    from sqlq_spark.wire.address import QueueAddress
+
+# headers that say who sent a message
+SENT_BY = (wire.ORIGINATING_MACHINE, wire.ORIGINATING_ENDPOINT, wire.HOST_ID)
+
+
+class NewIds:
+    """The ids of the messages of a record batch, and of the conversations that they begin."""
+
+    def __init__(self, frame: Frame, ids: npt.NDArray[np.uint8]) -> None:
+        self._frame = frame
+        self._ids = ids  # two for each row
+
+    @cached_property
+    def message_ids(self) -> pa.Array:
+        """The column `id`, and a new id where it is null."""
+        return pc.coalesce(self._frame.text("id"), id_texts(self._ids[::2]))
+
+    def conversation_ids(self) -> pa.Array:
+        return id_texts(self._ids[1::2])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defaults:
+    """
+    The default of each header for the rows of a record batch, as a column or as one text for all.
+
+    Columns that state a header are among them: their header was removed from the rows' own.
+    """
+
+    options: SinkOptions
+    frame: Frame
+    own_headers: Own  # the rows' own headers, without those that a column states
+    ids: NewIds
+    topics: pa.Array | None
+    lifetime: pa.Array  # milliseconds
+    correlation: pa.Array  # the column `correlationId`
+    replies: pa.Array  # the column `replyToAddress`
+    deliver_at: pa.Array  # as the header has it; null: not delayed
+    forward: pa.Array  # where delayed messages go when they are due
+    sent: datetime
+    sent_by: Mapping[str, str]  # of `name_sender`
+    write: Callable[[QueueAddress], str]  # an address, as messages have it
+
+    def members(self) -> Iterator[pa.Array]:
+        """Yield each header, `"name":"value"`, for the rows that lack it; null for the others."""
+        unsent = self.own_headers.missing(wire.TIME_SENT)
+        for name, compute in self._columns().items():
+            missing = unsent if name == wire.TIME_SENT else self.own_headers.missing(name)
+            if name in SENT_BY and not self._is_stated(name):
+                missing = pc.and_(missing, unsent)
+            # a default is computed only where some row lacks the header
+            value = compute() if pc.any(missing).as_py() else None
+            if isinstance(value, str) or (value is not None and value.null_count < len(value)):
+                yield default(name, value, missing)
+
+    def _is_stated(self, name: str) -> bool:
+        """Whether the option originatingEndpoint states the header."""
+        return name == wire.ORIGINATING_ENDPOINT and self.options.originating_endpoint is not None
+
+    def _columns(self) -> dict[str, Callable[[], pa.Array | str | None]]:
+        """Return what computes each header, in the order in which a message has them."""
+        columns: dict[str, Callable[[], pa.Array | str | None]] = {
+            wire.MESSAGE_ID: lambda: self.ids.message_ids,
+            wire.MESSAGE_INTENT: self._intents,
+            wire.CONVERSATION_ID: self.ids.conversation_ids,
+            wire.CORRELATION_ID: self._correlation_ids,
+            wire.REPLY_TO_ADDRESS: self._reply_addresses,
+            **{name: partial(self._sender_header, name) for name in SENT_BY},
+            wire.ENCLOSED_MESSAGE_TYPES: self._message_types,
+            wire.CONTENT_TYPE: lambda: self.options.content_type,
+            wire.TIME_SENT: lambda: wire.format_wire_time(self.sent),
+            wire.TIME_TO_BE_RECEIVED: self._lifetimes,
+        }
+        if self.deliver_at.null_count < len(self.deliver_at):
+            columns[wire.DELIVER_AT] = lambda: self.deliver_at
+            columns[wire.FORWARD_DESTINATION] = lambda: self.forward
+        return columns
+
+    def _intents(self) -> pa.Array | str:
+        if self.topics is None:
+            return self.options.intent
+        return pc.if_else(self.topics.is_valid(), "Publish", self.options.intent)
+
+    def _message_types(self) -> pa.Array | str | None:
+        """Return the option messageType; without it, the topics of what is published."""
+        if self.options.message_type is not None or self.topics is None:
+            return self.options.message_type
+        return pc.binary_join(self.topics, wire.SEPARATOR)
+
+    def _correlation_ids(self) -> pa.Array:
+        """Return the column `correlationId`; where it is null, the id of the message itself."""
+        own_ids = self.own_headers.text(wire.MESSAGE_ID)
+        return pc.coalesce(self.correlation, own_ids, self.ids.message_ids)
+
+    def _reply_addresses(self) -> pa.Array:
+        """Return the column `replyToAddress`; where it is null, the option of that name."""
+        address = self.options.reply_to_address
+        return self.replies if address is None else pc.coalesce(self.replies, self.write(address))
+
+    def _sender_header(self, name: str) -> str | None:
+        if name in self.sent_by:
+            return self.sent_by[name]
+        return self.options.originating_endpoint if name == wire.ORIGINATING_ENDPOINT else None
+
+    def _lifetimes(self) -> pa.Array:
+        return self.frame.convert(self.lifetime, pa.string(), wire.format_span)

@@ -1,0 +1,163 @@
+"""
+Messages that cannot be sent where they belong: they go to an error queue instead.
+
+The option `undeliverable` of a sink names that queue. The headers of such a message say why it is
+there. Forwarding uses the same headers for its own error queue: see receive/forward.py. Nothing is
+inserted here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sqlq_spark import errors
+from sqlq_spark.send.chunk import (
+    CHUNK_FAULT,
+    add_ids,
+    find_named,
+    find_waiting,
+    names_of_queues,
+    read_fault,
+)
+from sqlq_spark.send.routes import destination_of
+from sqlq_spark.wire import headers as wire
+from sqlq_spark.wire.address import LONGEST_ADDRESS
+from sqlq_spark.wire.header_columns import parse_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from sqlq_spark.database import Connection
+    from sqlq_spark.errors import SqlQueueError
+    from sqlq_spark.options import SinkOptions
+
+MOST_NAMED = 5  # destinations in a warning
+LONGEST_REASON = 16_384  # characters; the transport cuts ExceptionInfo.Message there
+NOWHERE = "the row has no queue, and the sink has no option queue; a reply needs a ReplyToAddress"
+
+
+@dataclass(frozen=True, slots=True)
+class Diverted:
+    """Messages for the error queue: their headers, with those that say why, and their bodies."""
+
+    texts: list[str]
+    bodies: list[pa.Array]  # of all messages together, in pieces
+    reasons: dict[str, SqlQueueError]  # by destination or by fault
+
+
+def divert_faulty(connection: Connection, chunk: pa.Table) -> tuple[pa.Table, list[Diverted]]:
+    """
+    Return the messages without a fault of CHUNK_FAULT, and the others as they are diverted.
+
+    Texts of the others were changed. They get no FailedQ, so that nobody can send them on without a
+    look.
+    """
+    if CHUNK_FAULT.name not in chunk.column_names:
+        return chunk, []
+    faults = chunk[CHUNK_FAULT.name]
+    faulty = chunk.filter(pc.is_valid(faults))
+    reasons = [read_fault(text) for text in faulty[CHUNK_FAULT.name].to_pylist()]
+    if not reasons:
+        return chunk, []
+    added = [failure_headers(connection, None, reason) for reason in reasons]
+    diverted = _divert(faulty, added, {reason.reason: reason for reason in reasons})
+    return chunk.filter(pc.is_null(faults)), [diverted]
+
+
+def divert_unreadable(
+    connection: Connection, options: SinkOptions, chunk: pa.Table
+) -> tuple[pa.Table, list[Diverted]]:
+    """Return the messages whose destination can be read, and the others as they are diverted."""
+    reasons: dict[str | None, SqlQueueError] = {}
+    for name in names_of_queues(chunk):
+        try:
+            destination_of(name, options)
+        except errors.BadInput as error:
+            is_absent = name is None
+            reasons[name] = errors.BadAddress(text="", reason=NOWHERE) if is_absent else error
+    if not reasons:
+        return chunk, []
+    is_unreadable = find_named(chunk, reasons)
+    unreadable = chunk.filter(is_unreadable)
+    added = {name: failure_headers(connection, name, reasons[name]) for name in reasons}
+    diverted = _divert(
+        unreadable,
+        [added[name] for name in unreadable["queue"].to_pylist()],
+        {name or "": reason for name, reason in reasons.items()},
+    )
+    return chunk.filter(pc.invert(is_unreadable)), [diverted]
+
+
+def divert_refused(
+    connection: Connection, messages: pa.Table, address: str, reason: SqlQueueError
+) -> Diverted:
+    """Return messages as they are diverted; `address`, untrusted, is where they were to go."""
+    added = failure_headers(connection, address, reason)
+    return _divert(messages, [added] * messages.num_rows, {address: reason})
+
+
+def _divert(
+    messages: pa.Table, added: Sequence[dict[str, str]], reasons: dict[str, SqlQueueError]
+) -> Diverted:
+    """
+    Add headers that say why to each message.
+
+    They replace an earlier FailedQ. A delayed message also loses the destination of its delay.
+    """
+    waiting = find_waiting(messages)
+    are_delayed = [False] * messages.num_rows if waiting is None else waiting.to_pylist()
+    texts = []
+    for text, more, is_delayed in zip(
+        messages["headers"].to_pylist(), added, are_delayed, strict=True
+    ):
+        headers = parse_headers(text) or {}
+        headers.pop(wire.FAILED_Q, None)
+        if is_delayed:
+            headers.pop(wire.FORWARD_DESTINATION, None)
+        texts.append(wire.dumps(headers | more))
+    return Diverted(texts, messages["body"].chunks, reasons)
+
+
+def failure_headers(
+    connection: Connection, destination: str | None, reason: SqlQueueError
+) -> dict[str, str]:
+    """
+    Return the headers that a failure adds; `retry` returns the message to where it was to go.
+
+    The destination is untrusted. Without one there is no header FailedQ.
+    """
+    # headers that contain the url may leave this database
+    text = str(reason).replace(connection.server, "this database")
+    headers = {
+        f"{wire.EXCEPTION_INFO}ExceptionType": f"sqlq_spark.errors.{type(reason).__name__}",
+        f"{wire.EXCEPTION_INFO}Message": text[:LONGEST_REASON],
+        wire.TIME_OF_FAILURE: wire.format_wire_time(datetime.now(UTC)),
+    }
+    if destination is not None:
+        headers[wire.FAILED_Q] = destination[:LONGEST_ADDRESS]
+    return headers
+
+
+def rows_to_store(texts: Sequence[str], bodies: pa.ChunkedArray) -> pa.Table:
+    """Return rows of a queue, under new ids and without expiry; a null body becomes empty."""
+    rows = {"headers": pa.array(texts, pa.string()), "body": pc.fill_null(bodies, b"")}
+    return add_ids(pa.table(rows))
+
+
+def diverted_rows(diverted: Iterable[Diverted]) -> pa.Table:
+    """Return the rows of the error queue, for all that was diverted."""
+    texts = [text for some in diverted for text in some.texts]
+    bodies = [body for some in diverted for body in some.bodies]
+    return rows_to_store(texts, pa.chunked_array(bodies, pa.binary()))
+
+
+def list_reasons(reasons: Sequence[SqlQueueError]) -> str:
+    """Give the first few of many reasons, which quote untrusted text, for a line of a log."""
+    first = "; ".join(ascii(str(reason)[:300]) for reason in reasons[:MOST_NAMED])
+    more = len(reasons) - MOST_NAMED
+    return first + (f"; and {more} more destinations" if more > 0 else "")
