@@ -162,9 +162,7 @@ def script_command(
     )
     is_one = len(queues) == 1 or not (shared.instance or shared.qualifier)
     cli.require_option(is_one, "QUEUE", ", ".join(queues), "one with --instance or --qualifier")
-    team = "--domain or --state-schema with it, because all roles of one state schema are one team"
-    named = "--reader" if reader else "--sender"
-    cli.require_option(not (reader or sender) or domain or own, named, reader or sender, team)
+    require_team(domain or own, reader, sender)
     cli.require_option(
         not no_sender or sender is None, "--sender", sender, "no --no-sender with it"
     )
@@ -189,6 +187,13 @@ def script_command(
         print_json({"dialect": dialect, "script": text})
     else:
         screen.print_unchanged(text)
+
+
+def require_team(state: str | None, reader: str | None, sender: str | None) -> None:
+    """Refuse names of roles without a domain or a state schema of their own."""
+    named = "--reader" if reader else "--sender"
+    team = "--domain or --state-schema with it, because all roles of one state schema are one team"
+    cli.require_option(state or not (reader or sender), named, reader or sender, team)
 
 
 # ---------------------------------------------------------------- subscriptions

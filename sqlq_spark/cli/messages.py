@@ -234,26 +234,25 @@ def retry_command(
     connection = session.open()
     name = connection.printed(options.address)
     plan = plan_return(connection, options.address, choice, limit=limit)
-    chosen = [
-        {"messages": messages, "failedQueue": failed, "exception": kind}
-        for failed, kind, messages in plan.groups
-    ]
+    chosen = describe_groups(plan)
     if not context.obj.as_json:
         show_plan(plan, chosen)
     if plan.messages:
         queues = quantity(plan.queues, "queue")
         context.confirm(f"return {quantity(plan.messages, 'message')} of {name} to {queues}")
     returned, staying = return_planned(context, session, options.address, plan, batch)
-    result = {
-        "queue": name,
-        "returned": returned,
-        "chosen": chosen,
-        "staying": staying,
-        "missing": plan.missing,
-    }
-    context.answer(result, f"{quantity(returned, 'message')} returned")
+    result = {"queue": name, "returned": returned, "chosen": chosen, "staying": staying}
+    context.answer({**result, "missing": plan.missing}, f"{quantity(returned, 'message')} returned")
     if staying or plan.missing:
         context.exit(cli.FOUND)
+
+
+def describe_groups(plan: ReturnPlan) -> list[dict[str, object]]:
+    """Return the groups of messages to return, as JSON has them."""
+    return [
+        {"messages": messages, "failedQueue": failed, "exception": kind}
+        for failed, kind, messages in plan.groups
+    ]
 
 
 def show_plan(plan: ReturnPlan, groups: Sequence[Mapping[str, object]]) -> None:
