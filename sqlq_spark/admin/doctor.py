@@ -21,7 +21,14 @@ from sqlq_spark.admin.queue_checks import Finding
 from sqlq_spark.database import find_same, transaction
 from sqlq_spark.database.destinations import LOST, Destinations
 from sqlq_spark.database.looks import SeqEnds
-from sqlq_spark.database.schema import check_state, state_parts, use_state
+from sqlq_spark.database.migrations import VERSION, steps_from
+from sqlq_spark.database.schema import (
+    check_state,
+    check_state_owners,
+    find_version,
+    state_parts,
+    use_state,
+)
 from sqlq_spark.options.names import parse_table
 from sqlq_spark.send.subscriptions import list_subscriptions
 
@@ -264,6 +271,8 @@ def of_state(connection: Connection) -> list[Finding]:
         found = [error_of_state(connection, "state_right", error, error.fix)]
     except tuple(STATE_FIXES) as error:
         fix = STATE_FIXES[type(error)].format(quote(connection.state))
+        if isinstance(error, errors.StateTooOld) and steps_from(error.found):
+            fix = f"sqlqueue install --state-schema {quote(connection.state)}"
         if isinstance(error, errors.StateNotInstalled):
             if any(each.severity == "error" for each in found):
                 return found
@@ -272,6 +281,22 @@ def of_state(connection: Connection) -> list[Finding]:
         found = [error_of_state(connection, "state", error, fix)]
     settings = connection.rows("check_state", Finding, state_name=connection.state)
     return [*found, *(replace(finding, where=connection.server) for finding in settings)]
+
+
+def describe_version(connection: Connection, state: str) -> str:
+    """Say which version the state tables of a schema have, and what an install would do."""
+    try:
+        with use_state(connection, state):
+            check_state_owners(connection)
+            version = find_version(connection)
+    except errors.DatabaseFailure:
+        return f"state schema {state}: its version cannot be read"
+    if version is None:
+        return f"state schema {state}: no state tables"
+    if version == VERSION:
+        return f"state schema {state}: version {version}, as this release"
+    steps = " ".join(f"{step.describe()}." for step in steps_from(version))
+    return f"state schema {state}: version {version}, this release has {VERSION}. {steps}".strip()
 
 
 def error_of_state(

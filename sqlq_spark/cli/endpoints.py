@@ -30,6 +30,7 @@ from sqlq_spark.cli.options import AskingCommand, Command, Context
 from sqlq_spark.cli.screen import print_json, say_error
 from sqlq_spark.database import find_same, schema, transaction
 from sqlq_spark.database.destinations import RETURNED_COLUMNS, Destinations
+from sqlq_spark.database.migrations import OLDEST, VERSION, steps_back_to
 from sqlq_spark.database.trust import READ, use_delayed
 from sqlq_spark.options.names import parse_queue, parse_table
 from sqlq_spark.send import subscriptions
@@ -48,15 +49,42 @@ app = Typer()
 
 
 @app.command("install", cls=cli.StateCommand)
-def install_command(context: Context, *, domain: cli.Domain = None) -> None:
-    """Create the state tables, if they are missing. Streams and exactlyOnce writes need them."""
+def install_command(
+    context: Context,
+    *,
+    domain: cli.Domain = None,
+    back_to: Annotated[
+        int | None, Option(help="Make the tables those of this older version instead.")
+    ] = None,
+) -> None:
+    """
+    Create the state tables, or make those of an older release this release's.
+
+    Streams and exactlyOnce writes need them. What is in flight is kept.
+    """
     own = context.obj.state_schema or (domain and scripts.of_domain(domain)[0])
     options = replace(context.obj, state_schema=own).database()
     connection = context.connect(options)
-    schema.install(connection)
     state = options.state_schema
-    result = {"stateSchema": state, "server": connection.server}
-    context.answer(result, f"the state tables are in schema {state} of {connection.server}")
+    place = f"the state tables in schema {state} of {connection.server}"
+    if back_to is not None:
+        expected = f"a version from {OLDEST} to {VERSION - 1}"
+        cli.require_option(OLDEST <= back_to < VERSION, "--back-to", back_to, expected)
+        for step in steps_back_to(back_to):
+            context.note(f"Taken back: {step.describe()}.")
+        done = schema.step_back(connection, back_to)
+    else:
+        for step in schema.pending_steps(connection):
+            context.note(f"Taken: {step.describe()}.")
+        done = schema.install(connection)
+    result = {"stateSchema": state, "server": connection.server, **asdict(done)}
+    if done.before is None:
+        text = f"{place} were created, version {done.after}"
+    elif done.before == done.after:
+        text = f"{place} are there already, version {done.after}"
+    else:
+        text = f"{place} were changed from version {done.before} to version {done.after}"
+    context.answer(result, text)
 
 
 def name_queues(shared: Shared, queue: str) -> scripts.Endpoint:

@@ -363,6 +363,8 @@ def doctor_command(
         if not (asked or unnamed):
             say(screen.NO_QUEUES)
         show_findings(found)
+        for state in states:
+            say(doctor.describe_version(connection, state))
     if any(finding.is_problem for finding in found):
         context.exit(cli.FOUND)
 

@@ -27,8 +27,15 @@ class Step:
     version: int  # of the tables after it
     forward: StatementName
     back: StatementName
-    does: str  # for people, after "it"
+    does: str  # for people
     locks: str  # the state tables that are locked as a whole until the commit
+
+    def describe(self) -> str:
+        """Say what the step does, for people."""
+        return (
+            f"the step from version {self.version - 1} to {self.version} {self.does}. "
+            f"It locks {self.locks} until its commit"
+        )
 
 
 STEPS = (

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from sqlq_spark import errors
 from sqlq_spark.database import StateSchema, dialect_named, transaction
 from sqlq_spark.database.blockers import Blocker
-from sqlq_spark.database.migrations import VERSION, steps_from
+from sqlq_spark.database.migrations import VERSION, Step, steps_back_to, steps_from
 from sqlq_spark.database.trust import INSERT, Fault, advise, look_at_tables
 from sqlq_spark.wire.address import QueueAddress, delayed_of
 
@@ -62,24 +62,48 @@ def install(connection: Connection) -> Installed:
 
     Raises:
         RightMissing: the login may not create schemas or tables, or does not own these.
-        StateOfOther: an untrusted login owns what is there, and could run code as this one.
+        StateOfOther: an untrusted login owns the existing tables, and could run code as this login.
         StateTooOld, StateTooNew: no step leads from the tables to this release.
         InstallBlocked: other sessions use the tables, or create them.
     """
+    with change_state(connection):
+        connection.run("install_schema")
+        check_state_owners(connection)
+        before = find_version(connection)
+        if before is None:
+            connection.run("install_state")
+        else:
+            for step in steps_from(before):
+                connection.run(step.forward)
+        check_state(connection)
+    return Installed(before, VERSION)
+
+
+def step_back(connection: Connection, version: int) -> Installed:
+    """
+    Make the state tables those of an earlier version, for an older release.
+
+    Raises:
+        StateNotInstalled, StateTooOld, StateTooNew: there are no tables of this release's version.
+        StatementFailed: a row has a value that the version does not know. Nothing was changed.
+        StateOfOther, RightMissing, InstallBlocked: as `install`.
+    """
+    with change_state(connection):
+        check_state(connection)
+        for step in steps_back_to(version):
+            connection.run(step.back)
+    return Installed(VERSION, version)
+
+
+@contextmanager
+def change_state(connection: Connection) -> Iterator[None]:
+    """Change the state tables in one transaction, which waits for no lock longer than LOCK_WAIT."""
     wait = min(LOCK_WAIT, connection.timeout)
     try:
         with transaction(connection):
             connection.run("install_lock", state_name=connection.state)
             connection.set_lock_timeout(wait)
-            connection.run("install_schema")
-            check_state_owners(connection)
-            before = find_version(connection)
-            if before is None:
-                connection.run("install_state")
-            else:
-                for step in steps_from(before):
-                    connection.run(step.forward)
-            check_state(connection)
+            yield
     except errors.TimedOut as error:
         raise errors.InstallBlocked(
             schema=connection.state,
@@ -88,7 +112,6 @@ def install(connection: Connection) -> Installed:
             reason=error.reason,
             sessions=name_sessions(connection),
         ) from None
-    return Installed(before, VERSION)
 
 
 def find_version(connection: Connection) -> int | None:
@@ -97,6 +120,13 @@ def find_version(connection: Connection) -> int | None:
         return None
     version: int | None = connection.value("version")
     return version
+
+
+def pending_steps(connection: Connection) -> tuple[Step, ...]:
+    """Return the steps that an install would take. Raises StateOfOther."""
+    check_state_owners(connection)
+    version = find_version(connection)
+    return () if version is None else steps_from(version)
 
 
 def name_sessions(connection: Connection) -> str:

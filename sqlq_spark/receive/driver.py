@@ -253,7 +253,12 @@ class StreamDriver:
 
         The options need not name its queues any more: what was received from them must still be
         handed out.
+
+        At a restart Spark may run the tasks of an open batch before it asks for anything else. So
+        the version of the state tables is asked for here too.
         """
+        if self._has_receipts:
+            self._session.run_with_retries(lambda _: None)  # a StateSession asks when it connects
         planned = {queue_plan.queue for queue_plan in end.plan}
         if planned and planned.isdisjoint(self.queues):
             self._session.run_with_retries(partial(self._check_owner, end=end))
