@@ -21,7 +21,7 @@ from sqlq_spark.admin.queue_checks import Finding
 from sqlq_spark.database import find_same, transaction
 from sqlq_spark.database.destinations import LOST, Destinations
 from sqlq_spark.database.looks import SeqEnds
-from sqlq_spark.database.migrations import VERSION, steps_from
+from sqlq_spark.database.migrations import STATE_VERSION, steps_from
 from sqlq_spark.database.schema import (
     check_state,
     check_state_owners,
@@ -293,10 +293,11 @@ def describe_version(connection: Connection, state: str) -> str:
         return f"state schema {state}: its version cannot be read"
     if version is None:
         return f"state schema {state}: no state tables"
-    if version == VERSION:
+    if version == STATE_VERSION:
         return f"state schema {state}: version {version}, as this release"
     steps = " ".join(f"{step.describe()}." for step in steps_from(version))
-    return f"state schema {state}: version {version}, this release has {VERSION}. {steps}".strip()
+    found = f"state schema {state}: version {version}, this release has {STATE_VERSION}. {steps}"
+    return found.strip()
 
 
 def error_of_state(

@@ -30,7 +30,7 @@ from sqlq_spark.cli.options import AskingCommand, Command, Context
 from sqlq_spark.cli.screen import print_json, say_error
 from sqlq_spark.database import find_same, schema, transaction
 from sqlq_spark.database.destinations import RETURNED_COLUMNS, Destinations
-from sqlq_spark.database.migrations import OLDEST, VERSION, steps_back_to
+from sqlq_spark.database.migrations import OLDEST_STATE_VERSION, STATE_VERSION, steps_back_to
 from sqlq_spark.database.trust import READ, use_delayed
 from sqlq_spark.options.names import parse_queue, parse_table
 from sqlq_spark.send import subscriptions
@@ -68,8 +68,10 @@ def install_command(
     state = options.state_schema
     place = f"the state tables in schema {state} of {connection.server}"
     if back_to is not None:
-        expected = f"a version from {OLDEST} to {VERSION - 1}"
-        cli.require_option(OLDEST <= back_to < VERSION, "--back-to", back_to, expected)
+        expected = f"a version from {OLDEST_STATE_VERSION} to {STATE_VERSION - 1}"
+        cli.require_option(
+            OLDEST_STATE_VERSION <= back_to < STATE_VERSION, "--back-to", back_to, expected
+        )
         for step in steps_back_to(back_to):
             context.note(f"Taken back: {step.describe()}.")
         done = schema.step_back(connection, back_to)

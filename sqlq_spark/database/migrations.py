@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sqlq_spark.database.statements import StatementName
 
-VERSION = 4  # of this release; the statements of both dialects name the column `version_4`
-OLDEST = 3  # the oldest version that a step begins with
+STATE_VERSION = 4  # of this release; the statements of both dialects name the column `version_4`
+OLDEST_STATE_VERSION = 3  # the oldest version that a step begins with
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ STEPS = (
 
 
 def steps_from(version: int) -> tuple[Step, ...]:
-    """Return the steps from a version to that of this release; none from one before OLDEST."""
-    if version < OLDEST:
+    """Return the steps from a version to this release's; none if no step begins with it."""
+    if version < OLDEST_STATE_VERSION:
         return ()
     return tuple(step for step in STEPS if step.version > version)
 

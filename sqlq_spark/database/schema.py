@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from sqlq_spark import errors
 from sqlq_spark.database import StateSchema, dialect_named, transaction
 from sqlq_spark.database.blockers import Blocker
-from sqlq_spark.database.migrations import VERSION, Step, steps_back_to, steps_from
+from sqlq_spark.database.migrations import STATE_VERSION, Step, steps_back_to, steps_from
 from sqlq_spark.database.trust import INSERT, Fault, advise, look_at_tables
 from sqlq_spark.wire.address import QueueAddress, delayed_of
 
@@ -76,7 +76,7 @@ def install(connection: Connection) -> Installed:
             for step in steps_from(before):
                 connection.run(step.forward)
         check_state(connection)
-    return Installed(before, VERSION)
+    return Installed(before, STATE_VERSION)
 
 
 def step_back(connection: Connection, version: int) -> Installed:
@@ -92,7 +92,7 @@ def step_back(connection: Connection, version: int) -> Installed:
         check_state(connection)
         for step in steps_back_to(version):
             connection.run(step.back)
-    return Installed(VERSION, version)
+    return Installed(STATE_VERSION, version)
 
 
 @contextmanager
@@ -157,16 +157,16 @@ def check_state(connection: Connection) -> None:
     version = connection.value("version")
     if version is None:
         raise errors.StateNotInstalled(schema=connection.state, server=connection.server)
-    if version != VERSION:
+    if version != STATE_VERSION:
         raise other_version(connection.state, version)
 
 
 def other_version(state: str, found: int) -> errors.StateTooOld | errors.StateTooNew:
     """Return the error for state tables of another version."""
-    if found > VERSION:
-        return errors.StateTooNew(schema=state, found=found, known=VERSION)
+    if found > STATE_VERSION:
+        return errors.StateTooNew(schema=state, found=found, known=STATE_VERSION)
     fix = RUN_INSTALL if steps_from(found) else DROP_AND_INSTALL
-    return errors.StateTooOld(schema=state, found=found, known=VERSION, fix=fix)
+    return errors.StateTooOld(schema=state, found=found, known=STATE_VERSION, fix=fix)
 
 
 def check_state_owners(connection: Connection) -> None:

@@ -68,7 +68,9 @@ def staging(bench: Bench) -> list[tuple[Any, ...]]:
 
 def logged(bench: Bench) -> list[tuple[Any, ...]]:
     """The batches that the dispatch log has as sent."""
-    return [row for row in bench.dotnet.state_rows("dispatch_log", "sink_batch, messages") if any(row)]
+    return [
+        row for row in bench.dotnet.state_rows("dispatch_log", "sink_batch, messages") if any(row)
+    ]
 
 
 def test_nothing_is_visible_before_the_dispatch_and_everything_after(bench: Bench) -> None:

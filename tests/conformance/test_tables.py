@@ -78,7 +78,7 @@ def test_installers_at_once_do_not_disturb_one_another(bare: Bench) -> None:
     for done in [bare.run_in_thread(partial(work, f"installer {at}")) for at in range(4)]:
         done.result(timeout=TIMEOUT)
 
-    assert bare.dotnet.state_rows("version", "version") == [(migrations.VERSION,)]
+    assert bare.dotnet.state_rows("version", "version") == [(migrations.STATE_VERSION,)]
     for queue in (new, bare.queue):
         assert ("bodystring" in bare.connection.columns(queue)) == body_string
     assert bare.waiting_bodies() == [b"before"]
@@ -172,7 +172,7 @@ def test_state_tables_of_another_release_are_left_alone(
 ) -> None:
     """Streams, installs and the doctor check the version. The error says what to do."""
     bench.dotnet.dba.change("version", version=version)
-    said = f"have version {version}, but this release supports {migrations.VERSION}"
+    said = f"have version {version}, but this release supports {migrations.STATE_VERSION}"
 
     with StateSession(bench.source_options(), "x") as session:
         for _ in range(2):  # not with the connection that was opened for the check
@@ -195,7 +195,7 @@ def test_a_state_schema_may_have_any_name(bare: Bench) -> None:
             schema.install(session.open())
 
         with StateSession(options, "x") as session:
-            assert session.open().value("version") == migrations.VERSION
+            assert session.open().value("version") == migrations.STATE_VERSION
     finally:
         bare.dotnet.dba.drop_schema(state)
 

@@ -103,13 +103,79 @@ BEGIN
     END IF;
     IF to_regclass('"sqlqueue_orders".version') IS NOT NULL THEN
         SELECT max(version) INTO known FROM "sqlqueue_orders".version;
-        IF known IS DISTINCT FROM 4 THEN
-            RAISE EXCEPTION 'schema % has state tables of version %, not 4', '"sqlqueue_orders"', known
+        IF known IS NULL OR known < 3 OR known > 4 THEN
+            RAISE EXCEPTION 'schema % has state tables of version %, expected 3 or 4', '"sqlqueue_orders"', known
                   USING HINT = 'Newer tables need the script of their release. Of older ones, stop the'
                                ' queries, see that receipt and staging are empty, or their messages would'
                                ' be lost, then drop the schema and run this again.';
         END IF;
     END IF;
+END
+$do$;
+
+-- State tables of version 3 become those of version 4. Tables of another version are left alone.
+-- Columns get the words of the code: `plan` is `stored_plan`, `plan_after` is `plan_high_water`, Spark's
+-- number of a batch is `spark_batch`, and a sink's is `sink_batch`. The release of version 3 reads the old
+-- names, so its streams and sinks end at their next statement. All rows stay as they are.
+-- `version_4` is always null. The statements of a release name the column of its version, so they fail
+-- after a later step. Who may write the neighbour column may write a new one, and who may write `stream`
+-- may use `query_reader`.
+-- Locks:   stream, receipt, staging, staging_page and dispatch_log as a whole, until commit. Waits for
+--          tasks and drivers that run.
+DO $do$
+DECLARE
+    login text;
+BEGIN
+    IF to_regclass('"sqlqueue_orders".version') IS NULL THEN
+        RETURN;
+    END IF;
+    IF (SELECT max(version) FROM "sqlqueue_orders".version) IS DISTINCT FROM 3 THEN
+        RETURN;
+    END IF;
+    LOCK TABLE "sqlqueue_orders".stream, "sqlqueue_orders".receipt, "sqlqueue_orders".staging, "sqlqueue_orders".staging_page, "sqlqueue_orders".dispatch_log
+      IN ACCESS EXCLUSIVE MODE;
+
+    ALTER TABLE "sqlqueue_orders".stream RENAME COLUMN plan TO stored_plan;
+    ALTER TABLE "sqlqueue_orders".stream RENAME COLUMN plan_after TO plan_high_water;
+    ALTER TABLE "sqlqueue_orders".stream RENAME COLUMN query_batch TO spark_batch;
+    ALTER TABLE "sqlqueue_orders".stream ADD COLUMN version_4 boolean;
+    ALTER TABLE "sqlqueue_orders".receipt RENAME COLUMN query_batch TO spark_batch;
+    ALTER TABLE "sqlqueue_orders".staging RENAME COLUMN batch TO sink_batch;
+    ALTER TABLE "sqlqueue_orders".staging_page RENAME COLUMN batch TO sink_batch;
+    ALTER TABLE "sqlqueue_orders".dispatch_log RENAME COLUMN batch TO sink_batch;
+    ALTER TABLE "sqlqueue_orders".dispatch_log ADD COLUMN destination text;
+    ALTER TABLE "sqlqueue_orders".dispatch_log ADD COLUMN version_4 boolean;
+    CREATE TABLE "sqlqueue_orders".query_reader (
+        query_id varchar(36)  NOT NULL,
+        queue    text         NOT NULL,
+        stream   varchar(36)  NOT NULL,
+        run_id   varchar(200) NOT NULL,
+        PRIMARY KEY (query_id, queue)
+    );
+
+    FOR login IN
+        SELECT DISTINCT CASE WHEN r.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(r.grantee)) END
+          FROM pg_catalog.pg_class AS c
+          JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attname = 'acked_batch'
+         CROSS JOIN LATERAL (
+                SELECT grantee, privilege_type FROM aclexplode(c.relacl)
+                 UNION ALL
+                SELECT grantee, privilege_type FROM aclexplode(a.attacl)) AS r
+         WHERE c.oid = '"sqlqueue_orders".stream'::regclass
+           AND r.privilege_type = 'UPDATE' AND r.grantee <> c.relowner
+    LOOP
+        EXECUTE 'GRANT SELECT, INSERT, UPDATE (stream, run_id) ON "sqlqueue_orders".query_reader TO ' || login;
+    END LOOP;
+    FOR login IN
+        SELECT DISTINCT CASE WHEN r.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(r.grantee)) END
+          FROM pg_catalog.pg_attribute AS a
+         CROSS JOIN LATERAL aclexplode(a.attacl) AS r
+         WHERE a.attrelid = '"sqlqueue_orders".dispatch_log'::regclass AND a.attname = 'sink_batch'
+           AND r.privilege_type = 'UPDATE'
+    LOOP
+        EXECUTE 'GRANT UPDATE (destination) ON "sqlqueue_orders".dispatch_log TO ' || login;
+    END LOOP;
+    UPDATE "sqlqueue_orders".version SET version = 4;
 END
 $do$;
 
@@ -128,16 +194,17 @@ BEGIN
         driver      varchar(36) NOT NULL,
         acked_batch bigint      NOT NULL DEFAULT 0 CHECK (acked_batch >= 0),
         plan_batch  bigint      CHECK (plan_batch > acked_batch),
-        plan        text        CHECK ((plan IS NULL) = (plan_batch IS NULL)),
-        plan_after  text,
+        stored_plan text        CHECK ((stored_plan IS NULL) = (plan_batch IS NULL)),
+        plan_high_water text,
         query_id    varchar(36),
-        query_batch bigint      CHECK ((query_id IS NULL) = (query_batch IS NULL)),
+        spark_batch bigint      CHECK ((query_id IS NULL) = (spark_batch IS NULL)),
         messages    bigint      NOT NULL DEFAULT 0,
         expired     bigint      NOT NULL DEFAULT 0,
         diverted    bigint      NOT NULL DEFAULT 0,
         forwarded   bigint      NOT NULL DEFAULT 0,
         created     timestamptz NOT NULL DEFAULT now(),
-        seen        timestamptz NOT NULL DEFAULT now()
+        seen        timestamptz NOT NULL DEFAULT now(),
+        version_4   boolean
     ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
     CREATE INDEX stream_query ON "sqlqueue_orders".stream (query_id);
 
@@ -163,14 +230,14 @@ BEGIN
         forwarded   bigint      NOT NULL CHECK (forwarded >= 0),
         bytes       bigint      NOT NULL CHECK (bytes >= 0),
         query_id    varchar(36),
-        query_batch bigint,
+        spark_batch bigint,
         settled     boolean     NOT NULL DEFAULT false,
         unpacked    bigint      NOT NULL CHECK (unpacked >= 0),
         payload     bytea       NOT NULL,
         created     timestamptz NOT NULL DEFAULT now(),
         PRIMARY KEY (stream, batch, task)
     ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
-    CREATE INDEX receipt_query ON "sqlqueue_orders".receipt (query_id, query_batch);
+    CREATE INDEX receipt_query ON "sqlqueue_orders".receipt (query_id, spark_batch);
     ALTER TABLE "sqlqueue_orders".receipt ALTER COLUMN payload SET STORAGE EXTERNAL;
 
     -- the payload of a large receipt, cut so that each row fills a page of the table
@@ -186,26 +253,26 @@ BEGIN
 
     -- messages that tasks stage for a sink, until the driver dispatches or discards them
     CREATE TABLE "sqlqueue_orders".staging (
-        sink     varchar(200) NOT NULL,
-        batch    bigint       NOT NULL,
-        attempt  varchar(36)  NOT NULL,
-        chunk    integer      NOT NULL,
-        messages bigint       NOT NULL CHECK (messages > 0),
-        payload  bytea        NOT NULL,
-        created  timestamptz  NOT NULL DEFAULT now(),
-        PRIMARY KEY (sink, batch, attempt, chunk)
+        sink       varchar(200) NOT NULL,
+        sink_batch bigint       NOT NULL,
+        attempt    varchar(36)  NOT NULL,
+        chunk      integer      NOT NULL,
+        messages   bigint       NOT NULL CHECK (messages > 0),
+        payload    bytea        NOT NULL,
+        created    timestamptz  NOT NULL DEFAULT now(),
+        PRIMARY KEY (sink, sink_batch, attempt, chunk)
     ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
     ALTER TABLE "sqlqueue_orders".staging ALTER COLUMN payload SET STORAGE EXTERNAL;
 
     -- the payload of a large chunk, cut in the same way
     CREATE TABLE "sqlqueue_orders".staging_page (
-        sink    varchar(200) NOT NULL,
-        batch   bigint       NOT NULL,
-        attempt varchar(36)  NOT NULL,
-        chunk   integer      NOT NULL,
-        page    integer      NOT NULL,
-        payload bytea        NOT NULL,
-        PRIMARY KEY (sink, batch, attempt, chunk, page)
+        sink       varchar(200) NOT NULL,
+        sink_batch bigint       NOT NULL,
+        attempt    varchar(36)  NOT NULL,
+        chunk      integer      NOT NULL,
+        page       integer      NOT NULL,
+        payload    bytea        NOT NULL,
+        PRIMARY KEY (sink, sink_batch, attempt, chunk, page)
     ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
     ALTER TABLE "sqlqueue_orders".staging_page ALTER COLUMN payload SET STORAGE PLAIN;
 
@@ -213,10 +280,11 @@ BEGIN
     CREATE TABLE "sqlqueue_orders".dispatch_log (
         sink        varchar(200) PRIMARY KEY,
         login       name         NOT NULL DEFAULT current_user,
-        batch       bigint,
+        sink_batch  bigint,
         messages    bigint       NOT NULL DEFAULT 0,
         dispatched  timestamptz  NOT NULL DEFAULT now(),
-        destination text
+        destination text,
+        version_4   boolean
     ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 
     -- the audit trail: who purged, returned, dropped or retired messages
@@ -341,13 +409,13 @@ $do$;
 GRANT USAGE ON SCHEMA "sqlqueue_orders" TO "orders_reader";
 GRANT SELECT ON "sqlqueue_orders".version TO "orders_reader";
 GRANT SELECT, INSERT,
-      UPDATE (queue, driver, acked_batch, plan_batch, plan, plan_after, query_id, query_batch,
+      UPDATE (queue, driver, acked_batch, plan_batch, stored_plan, plan_high_water, query_id, spark_batch,
               messages, expired, diverted, forwarded, seen)
    ON "sqlqueue_orders".stream TO "orders_reader";
 GRANT SELECT, INSERT, UPDATE (stream, run_id) ON "sqlqueue_orders".query_reader TO "orders_reader";
 GRANT SELECT, DELETE, UPDATE (settled),
       INSERT (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes, query_id,
-              query_batch, settled, unpacked, payload)
+              spark_batch, settled, unpacked, payload)
    ON "sqlqueue_orders".receipt TO "orders_reader";
 GRANT SELECT, INSERT, DELETE ON "sqlqueue_orders".receipt_page TO "orders_reader";
 GRANT INSERT (action, queue, messages, stream, batch, task) ON "sqlqueue_orders".trail TO "orders_reader";
@@ -368,7 +436,7 @@ GRANT USAGE ON SEQUENCE "public"."Shop.Orders_seq_seq" TO "orders_reader";
 GRANT USAGE ON SCHEMA "sqlqueue_orders" TO "orders_sender";
 GRANT SELECT ON "sqlqueue_orders".version TO "orders_sender";
 GRANT SELECT, INSERT, DELETE ON "sqlqueue_orders".staging, "sqlqueue_orders".staging_page TO "orders_sender";
-GRANT SELECT, INSERT, DELETE, UPDATE (batch, messages, dispatched, destination)
+GRANT SELECT, INSERT, DELETE, UPDATE (sink_batch, messages, dispatched, destination)
    ON "sqlqueue_orders".dispatch_log TO "orders_sender";
 GRANT USAGE ON SCHEMA "public" TO "orders_sender";
 GRANT INSERT, SELECT (seq) ON "public"."Shop.Orders" TO "orders_sender";
@@ -384,18 +452,18 @@ GRANT SELECT ON "sqlqueue_orders".trail TO "clerk";
 GRANT USAGE ON SCHEMA "sqlqueue_orders" TO "clerk";
 GRANT SELECT ON "sqlqueue_orders".version TO "clerk";
 GRANT SELECT, INSERT,
-      UPDATE (queue, driver, acked_batch, plan_batch, plan, plan_after, query_id, query_batch,
+      UPDATE (queue, driver, acked_batch, plan_batch, stored_plan, plan_high_water, query_id, spark_batch,
               messages, expired, diverted, forwarded, seen)
    ON "sqlqueue_orders".stream TO "clerk";
 GRANT SELECT, INSERT, UPDATE (stream, run_id) ON "sqlqueue_orders".query_reader TO "clerk";
 GRANT SELECT, DELETE, UPDATE (settled),
       INSERT (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes, query_id,
-              query_batch, settled, unpacked, payload)
+              spark_batch, settled, unpacked, payload)
    ON "sqlqueue_orders".receipt TO "clerk";
 GRANT SELECT, INSERT, DELETE ON "sqlqueue_orders".receipt_page TO "clerk";
 GRANT INSERT (action, queue, messages, stream, batch, task) ON "sqlqueue_orders".trail TO "clerk";
 GRANT SELECT, INSERT, DELETE ON "sqlqueue_orders".staging, "sqlqueue_orders".staging_page TO "clerk";
-GRANT SELECT, INSERT, DELETE, UPDATE (batch, messages, dispatched, destination)
+GRANT SELECT, INSERT, DELETE, UPDATE (sink_batch, messages, dispatched, destination)
    ON "sqlqueue_orders".dispatch_log TO "clerk";
 GRANT USAGE ON SCHEMA "public" TO "clerk";
 GRANT SELECT, DELETE, UPDATE (seq) ON "public"."Shop.Orders" TO "clerk";

@@ -126,9 +126,9 @@ SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema [sqlqueue_orders
 IF @fault IS NULL AND OBJECT_ID(N'[sqlqueue_orders].version', N'U') IS NOT NULL
 BEGIN
     SELECT @known = MAX(version) FROM [sqlqueue_orders].version;
-    IF ISNULL(@known, 0) <> 4
+    IF ISNULL(@known, 0) NOT IN (3, 4)
         SET @fault = CONCAT(
-            N'schema [sqlqueue_orders] has state tables of version ', @known, N', not 4. Newer tables need ',
+            N'schema [sqlqueue_orders] has state tables of version ', @known, N', expected 3 or 4. Newer tables need ',
             N'the script of their release. Of older ones, stop the queries, see that receipt and staging ',
             N'are empty, or their messages would be lost, then drop the schema and run this again.');
 END;
@@ -138,6 +138,58 @@ BEGIN
     RAISERROR (N'%s', 16, 1, @fault);
     SET NOEXEC ON;
     RETURN;
+END;
+
+-- State tables of version 3 become those of version 4. Tables of another version are left alone.
+-- Columns get the words of the code: `plan` is `stored_plan`, `plan_after` is `plan_high_water`, Spark's
+-- number of a batch is `spark_batch`, and a sink's is `sink_batch`. The release of version 3 reads the old
+-- names, so its streams and sinks end at their next statement. All rows stay as they are.
+-- `version_4` is always null. The statements of a release name the column of its version, so they fail
+-- after a later step. Who may write `stream` may use `query_reader`.
+-- Each statement is executed as text, because a batch that names a column which does not exist yet does not
+-- compile. A column that a constraint names cannot be renamed, so constraints of `stream` are made again.
+-- Locks:   stream, receipt, staging, staging_page and dispatch_log as a whole, until commit. Waits for
+--          tasks and drivers that run.
+DECLARE @before_4 int, @text_4 nvarchar(max) = N'';
+IF OBJECT_ID(N'[sqlqueue_orders].version', N'U') IS NOT NULL
+    SELECT @before_4 = MAX(version) FROM [sqlqueue_orders].version;
+IF @before_4 = 3
+BEGIN
+    SELECT @text_4 = @text_4 + N'ALTER TABLE [sqlqueue_orders].stream DROP CONSTRAINT ' + QUOTENAME(name) + N';'
+      FROM sys.check_constraints
+     WHERE parent_object_id = OBJECT_ID(N'[sqlqueue_orders].stream')
+       AND (definition LIKE N'%[[]plan]%' OR definition LIKE N'%[[]query_batch]%');
+    EXEC (@text_4);
+    EXEC sys.sp_rename N'[sqlqueue_orders].stream.[plan]', N'stored_plan', N'COLUMN';
+    EXEC sys.sp_rename N'[sqlqueue_orders].stream.plan_after', N'plan_high_water', N'COLUMN';
+    EXEC sys.sp_rename N'[sqlqueue_orders].stream.query_batch', N'spark_batch', N'COLUMN';
+    EXEC (N'ALTER TABLE [sqlqueue_orders].stream ADD version_4 bit NULL;');
+    EXEC (N'ALTER TABLE [sqlqueue_orders].stream ADD
+                CHECK ((stored_plan IS NULL AND plan_batch IS NULL)
+                       OR (stored_plan IS NOT NULL AND plan_batch IS NOT NULL)),
+                CHECK ((query_id IS NULL AND spark_batch IS NULL)
+                       OR (query_id IS NOT NULL AND spark_batch IS NOT NULL));');
+    EXEC sys.sp_rename N'[sqlqueue_orders].receipt.query_batch', N'spark_batch', N'COLUMN';
+    EXEC sys.sp_rename N'[sqlqueue_orders].staging.batch', N'sink_batch', N'COLUMN';
+    EXEC sys.sp_rename N'[sqlqueue_orders].staging_page.batch', N'sink_batch', N'COLUMN';
+    EXEC sys.sp_rename N'[sqlqueue_orders].dispatch_log.batch', N'sink_batch', N'COLUMN';
+    EXEC (N'ALTER TABLE [sqlqueue_orders].dispatch_log ADD destination nvarchar(max) NULL, version_4 bit NULL;');
+    EXEC (N'CREATE TABLE [sqlqueue_orders].query_reader (
+                query_id nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+                queue    nvarchar(800) COLLATE DATABASE_DEFAULT NOT NULL,
+                stream   nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
+                run_id   nvarchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL,
+                PRIMARY KEY NONCLUSTERED (query_id, queue)
+            );
+            ALTER TABLE [sqlqueue_orders].query_reader SET (LOCK_ESCALATION = DISABLE);');
+    SET @text_4 = N'';
+    SELECT @text_4 = @text_4 + N'GRANT SELECT, INSERT, UPDATE ON [sqlqueue_orders].query_reader TO '
+                   + QUOTENAME(USER_NAME(grantee_principal_id)) + N';'
+      FROM sys.database_permissions
+     WHERE class = 1 AND major_id = OBJECT_ID(N'[sqlqueue_orders].stream') AND minor_id = 0
+       AND permission_name = N'UPDATE' AND state IN (N'G', N'W');
+    EXEC (@text_4);
+    EXEC (N'UPDATE [sqlqueue_orders].version SET version = 4;');
 END;
 
 -- All state tables, once.
@@ -151,21 +203,22 @@ BEGIN
         driver      nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL,
         acked_batch bigint        NOT NULL DEFAULT 0 CHECK (acked_batch >= 0),
         plan_batch  bigint        NULL,
-        [plan]      nvarchar(max) NULL,
-        plan_after  nvarchar(max) NULL,
+        stored_plan nvarchar(max) NULL,
+        plan_high_water nvarchar(max) NULL,
         query_id    nvarchar(36)  COLLATE Latin1_General_100_BIN2 NULL,
-        query_batch bigint        NULL,
+        spark_batch bigint        NULL,
         messages    bigint        NOT NULL DEFAULT 0,
         expired     bigint        NOT NULL DEFAULT 0,
         diverted    bigint        NOT NULL DEFAULT 0,
         forwarded   bigint        NOT NULL DEFAULT 0,
         created     datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
         seen        datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
+        version_4   bit           NULL,
         CHECK (plan_batch > acked_batch),
-        CHECK (([plan] IS NULL AND plan_batch IS NULL)
-               OR ([plan] IS NOT NULL AND plan_batch IS NOT NULL)),
-        CHECK ((query_id IS NULL AND query_batch IS NULL)
-               OR (query_id IS NOT NULL AND query_batch IS NOT NULL))
+        CHECK ((stored_plan IS NULL AND plan_batch IS NULL)
+               OR (stored_plan IS NOT NULL AND plan_batch IS NOT NULL)),
+        CHECK ((query_id IS NULL AND spark_batch IS NULL)
+               OR (query_id IS NOT NULL AND spark_batch IS NOT NULL))
     );
     ALTER TABLE [sqlqueue_orders].stream SET (LOCK_ESCALATION = DISABLE);
     CREATE INDEX stream_query ON [sqlqueue_orders].stream (query_id);
@@ -194,7 +247,7 @@ BEGIN
         forwarded   bigint         NOT NULL CHECK (forwarded >= 0),
         bytes       bigint         NOT NULL CHECK (bytes >= 0),
         query_id    nvarchar(36)   COLLATE Latin1_General_100_BIN2 NULL,
-        query_batch bigint         NULL,
+        spark_batch bigint         NULL,
         settled     bit            NOT NULL DEFAULT 0,
         unpacked    bigint         NOT NULL CHECK (unpacked >= 0),
         payload     varbinary(max) NOT NULL,
@@ -202,7 +255,7 @@ BEGIN
         PRIMARY KEY (stream, batch, task)
     );
     ALTER TABLE [sqlqueue_orders].receipt SET (LOCK_ESCALATION = DISABLE);
-    CREATE INDEX receipt_query ON [sqlqueue_orders].receipt (query_id, query_batch);
+    CREATE INDEX receipt_query ON [sqlqueue_orders].receipt (query_id, spark_batch);
     EXEC sys.sp_tableoption N'[sqlqueue_orders].receipt', 'large value types out of row', '1';
 
     -- the payload of a large receipt, in one row
@@ -220,13 +273,13 @@ BEGIN
     -- messages that tasks stage for a sink, until the driver dispatches or discards them
     CREATE TABLE [sqlqueue_orders].staging (
         sink     nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
-        batch    bigint         NOT NULL,
+        sink_batch bigint       NOT NULL,
         attempt  nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
         chunk    int            NOT NULL,
         messages bigint         NOT NULL CHECK (messages > 0),
         payload  varbinary(max) NOT NULL,
         created  datetime2(3)   NOT NULL DEFAULT SYSUTCDATETIME(),
-        PRIMARY KEY (sink, batch, attempt, chunk)
+        PRIMARY KEY (sink, sink_batch, attempt, chunk)
     );
     ALTER TABLE [sqlqueue_orders].staging SET (LOCK_ESCALATION = DISABLE);
     EXEC sys.sp_tableoption N'[sqlqueue_orders].staging', 'large value types out of row', '1';
@@ -234,12 +287,12 @@ BEGIN
     -- the payload of a large chunk, in one row
     CREATE TABLE [sqlqueue_orders].staging_page (
         sink    nvarchar(200)  COLLATE Latin1_General_100_BIN2 NOT NULL,
-        batch   bigint         NOT NULL,
+        sink_batch bigint      NOT NULL,
         attempt nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
         chunk   int            NOT NULL,
         page    int            NOT NULL,
         payload varbinary(max) NOT NULL,
-        PRIMARY KEY (sink, batch, attempt, chunk, page)
+        PRIMARY KEY (sink, sink_batch, attempt, chunk, page)
     );
     ALTER TABLE [sqlqueue_orders].staging_page SET (LOCK_ESCALATION = DISABLE);
     EXEC sys.sp_tableoption N'[sqlqueue_orders].staging_page', 'large value types out of row', '1';
@@ -248,10 +301,11 @@ BEGIN
     CREATE TABLE [sqlqueue_orders].dispatch_log (
         sink        nvarchar(200) COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
         login       nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
-        batch       bigint        NULL,
+        sink_batch  bigint        NULL,
         messages    bigint        NOT NULL DEFAULT 0,
         dispatched  datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
-        destination nvarchar(max) NULL
+        destination nvarchar(max) NULL,
+        version_4   bit           NULL
     );
     ALTER TABLE [sqlqueue_orders].dispatch_log SET (LOCK_ESCALATION = DISABLE);
 

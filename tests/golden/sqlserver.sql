@@ -1,7 +1,7 @@
 -- fence
 SELECT o.acked_batch,
        (SELECT MAX(p.batch)
-          FROM OPENJSON(o.plan_after)
+          FROM OPENJSON(o.plan_high_water)
                WITH (query nvarchar(36) '$.query', batch bigint '$.batch') AS p
          WHERE p.query = @query_id) AS plan_high_water,
        CAST(CASE WHEN EXISTS (
@@ -11,7 +11,7 @@ SELECT o.acked_batch,
                     AND r.stream = o.stream AND r.run_id = @run_id)
             THEN 1 ELSE 0 END AS bit) AS is_reader
   FROM [sqlqueue].stream AS o WITH (REPEATABLEREAD, ROWLOCK)
- WHERE o.stream = @stream;
+ WHERE o.stream = @stream AND o.version_4 IS NULL;
 GO
 
 -- receive
@@ -84,7 +84,7 @@ GO
 -- save_receipt
 INSERT INTO [sqlqueue].receipt
        (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,
-        query_id, query_batch, unpacked, payload)
+        query_id, spark_batch, unpacked, payload)
 VALUES (@stream, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded,
         @bytes, @query_id, @spark_batch, @unpacked, @payload);
 GO
@@ -93,19 +93,19 @@ GO
 UPDATE [sqlqueue].stream WITH (REPEATABLEREAD, ROWLOCK)
    SET driver = driver
 OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch,
-       inserted.[plan] AS stored_plan
- WHERE stream = @stream;
+       inserted.stored_plan
+ WHERE stream = @stream AND version_4 IS NULL;
 GO
 
 -- acknowledge
 UPDATE [sqlqueue].stream
    SET acked_batch = @batch,
        plan_batch  = CASE WHEN plan_batch > @batch THEN plan_batch END,
-       [plan]      = CASE WHEN plan_batch > @batch THEN [plan] END,
-       plan_after  = CASE WHEN plan_batch > @batch THEN plan_after END,
+       stored_plan = CASE WHEN plan_batch > @batch THEN stored_plan END,
+       plan_high_water = CASE WHEN plan_batch > @batch THEN plan_high_water END,
        query_id    = ISNULL(@query_id, query_id),
-       query_batch = CASE WHEN @query_id IS NULL THEN query_batch
-                          WHEN query_id = @query_id AND query_batch > @spark_batch THEN query_batch
+       spark_batch = CASE WHEN @query_id IS NULL THEN spark_batch
+                          WHEN query_id = @query_id AND spark_batch > @spark_batch THEN spark_batch
                           ELSE @spark_batch END,
        messages    = messages + @messages,
        expired     = expired + @expired,
@@ -242,16 +242,16 @@ GO
 -- sink_close
 UPDATE [sqlqueue].dispatch_log WITH (REPEATABLEREAD, ROWLOCK)
    SET messages = messages
-OUTPUT inserted.login, inserted.batch, inserted.destination
- WHERE sink = @sink;
+OUTPUT inserted.login, inserted.sink_batch, inserted.destination
+ WHERE sink = @sink AND version_4 IS NULL;
 GO
 
 -- advance
 UPDATE [sqlqueue].dispatch_log
-   SET batch = @batch, messages = @messages, dispatched = SYSUTCDATETIME(),
+   SET sink_batch = @sink_batch, messages = @messages, dispatched = SYSUTCDATETIME(),
        destination = @destination
-OUTPUT inserted.batch
- WHERE sink = @sink AND (batch IS NULL OR batch < @batch);
+OUTPUT inserted.sink_batch
+ WHERE sink = @sink AND version_4 IS NULL AND (sink_batch IS NULL OR sink_batch < @sink_batch);
 GO
 
 -- settle
@@ -263,13 +263,13 @@ SELECT o.stream, o.acked_batch
  WHERE o.stream IN (
         SELECT r.stream
           FROM [sqlqueue].receipt AS r WITH (INDEX (receipt_query), FORCESEEK)
-         WHERE r.query_id = @query_id AND r.query_batch = @spark_batch);
+         WHERE r.query_id = @query_id AND r.spark_batch = @spark_batch);
 UPDATE r
    SET settled = 1
 OUTPUT CAST(1 AS bit) AS settled
   FROM [sqlqueue].receipt AS r WITH (INDEX (receipt_query), FORCESEEK)
   JOIN @open AS o ON o.stream = r.stream
- WHERE r.query_id = @query_id AND r.query_batch = @spark_batch AND r.batch > o.acked;
+ WHERE r.query_id = @query_id AND r.spark_batch = @spark_batch AND r.batch > o.acked;
 GO
 
 -- load

@@ -13,7 +13,7 @@ from conftest import Database
 from sqlq_spark import errors
 from sqlq_spark.admin.script import Roles, write_script
 from sqlq_spark.database import dialect_named, schema, transaction
-from sqlq_spark.database.migrations import STEPS, VERSION, steps_back_to
+from sqlq_spark.database.migrations import STATE_VERSION, STEPS, steps_back_to
 from sqlq_spark.database.postgresql.connection import connect
 
 from .conftest import new_database
@@ -94,9 +94,9 @@ def test_the_steps_make_what_an_install_makes(old_state: OldState, fresh: Other)
     """Tables of version 3 differ from new ones in nothing but the order of their columns."""
     done = install(old_state.superuser)
 
-    assert (done.before, done.after) == (3, VERSION)
+    assert (done.before, done.after) == (3, STATE_VERSION)
     assert sorted(map(str, old_state.sql(CATALOG))) == sorted(map(str, fresh.sql(CATALOG)))
-    assert install(old_state.superuser).before == VERSION  # a second install changes nothing
+    assert install(old_state.superuser).before == STATE_VERSION  # a second install changes nothing
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -120,7 +120,7 @@ def test_the_script_takes_the_same_steps(old_state: OldState, fresh: Other) -> N
         old_state.connection.execute(text)
         assert sorted(map(str, old_state.sql(CATALOG))) == sorted(map(str, fresh.sql(CATALOG)))
 
-    assert old_state.sql("SELECT version FROM sqlqueue.version") == [(VERSION,)]
+    assert old_state.sql("SELECT version FROM sqlqueue.version") == [(STATE_VERSION,)]
 
 
 def test_a_step_keeps_all_rows(old_state: OldState) -> None:
@@ -196,14 +196,14 @@ def test_two_installers_take_a_step_once(old_state: OldState) -> None:
     for thread in threads:
         thread.join()
 
-    assert sorted(map(str, found)) == ["3", str(VERSION), str(VERSION)]
+    assert sorted(map(str, found)) == ["3", str(STATE_VERSION), str(STATE_VERSION)]
 
 
 def test_each_version_has_a_step() -> None:
     """Steps follow one another without a gap, up to the version of this release."""
     versions = [step.version for step in STEPS]
 
-    assert versions == [*range(4, VERSION + 1)]
+    assert versions == [*range(4, STATE_VERSION + 1)]
 
 
 def test_a_release_fails_at_its_first_statement_after_a_later_step(old_state: OldState) -> None:
@@ -212,7 +212,9 @@ def test_a_release_fails_at_its_first_statement_after_a_later_step(old_state: Ol
     with closing(opened(old_state.superuser)) as connection:
         stream = old_state.sql("SELECT stream FROM sqlqueue.stream")[0][0]
         for table in ("stream", "dispatch_log"):
-            old_state.sql(f"ALTER TABLE sqlqueue.{table} RENAME version_{VERSION} TO version_99")
+            old_state.sql(
+                f"ALTER TABLE sqlqueue.{table} RENAME version_{STATE_VERSION} TO version_99"
+            )
 
         calls: tuple[tuple[StatementName, dict[str, Any]], ...] = (
             ("fence", {"stream": stream, "query_id": None, "run_id": "", "queue_name": ""}),
