@@ -52,7 +52,7 @@ class Table(Fault):
     here: bool  # whether the table is in the database of the connection
     schema: str
     table: str
-    missing: str | None  # what is wrong with the first column that a queue would have otherwise
+    missing: str | None  # a fault of a column that was asked for: it is absent, or of a wrong type
     may_insert: bool  # whether this login may insert into the table
     owner: str
 

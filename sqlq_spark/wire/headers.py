@@ -241,7 +241,7 @@ def split_types(header: str | None) -> list[str]:
 
 
 def split_names(text: str) -> list[str]:
-    """Split the full names of an option at commas; blank names are kept, so that it is refused."""
+    """Split the full names of an option at commas; blank names are kept, and refused later."""
     return split_at(text, _commas(text))
 
 

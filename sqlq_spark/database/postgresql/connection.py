@@ -429,7 +429,7 @@ class Connection(database.Connection):
             return []
 
     def _team(self, state: str, place: Place, refusal: Refusal | None) -> tuple[str, str] | None:
-        """Return the refused state schema and the roles that may use it; None: it is no such."""
+        """Return a refused state schema and its roles; None: another schema was refused."""
         is_other = refusal is not None and refusal.lacks in {"database", "owner", "policy"}
         if state != "42501" or is_other or place.statement == "state_schemas":
             return None
