@@ -363,7 +363,7 @@ def test_a_kept_connection_is_not_that_of_another_function() -> None:
     given: list[dict[str, str]] = [{}, {"credentials": "aws"}, {"credentials": "login:f"}]
     options = [DatabaseOptions.parse({"url": LOGIN, **each}) for each in given]
 
-    assert len({StateSession(each, "test", worker=True)._key for each in options}) == 3  # noqa: SLF001
+    assert len({StateSession(each, "test", keep_connection=True)._key for each in options}) == 3  # noqa: SLF001
 
 
 def test_a_pattern_fits_part_by_part() -> None:

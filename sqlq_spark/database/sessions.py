@@ -69,23 +69,23 @@ class Session:
         options: DatabaseOptions,
         application: str,
         *,
-        worker: bool = False,
-        reached: bool = False,
+        keep_connection: bool = False,
+        was_reached: bool = False,
     ) -> None:
         self.options = options
         self.application = application  # the name that a DBA sees after `sqlqueue`
         # whether the next session of this process may take the connection, if the `with` block ends
         # without an error; no transaction may be open then
-        self._worker = worker
+        self._keep_connection = keep_connection
         # whether another process has reached the url, as Spark's driver has before its tasks run
-        self._reached = reached
+        self._was_reached = was_reached
         self._connection: Connection | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
-        if self._worker and failed is None and self._connection is not None:
+        if self._keep_connection and failed is None and self._connection is not None:
             idle_connections.keep(self._key, self._connection)
             self._connection = None
         self.close()
@@ -124,7 +124,7 @@ class Session:
 
     def open(self) -> Connection:
         if self._connection is None:
-            kept = idle_connections.take(self._key) if self._worker else None
+            kept = idle_connections.take(self._key) if self._keep_connection else None
             self._connection = kept or self._connect()
             self._connection.application = f"sqlqueue {self.application}"
             self._connection.trusted = self.options.trusted
@@ -150,7 +150,7 @@ class Session:
         failures: list[float] = []  # when another failure occurred
 
         def may_follow(error: Exception) -> bool:
-            is_known = self._reached or self.options.url in reached_urls
+            is_known = self._was_reached or self.options.url in reached_urls
             # a read-only server has answered: the url may name a standby by mistake
             is_absent = isinstance(error, ABSENT) and not isinstance(error, errors.ReadOnly)
             is_lost = is_known and is_absent

@@ -49,7 +49,7 @@ class BrowseReader(DataSourceReader):
 
     def partitions(self) -> Sequence[RangePartition]:
         """Even ranges of the seqs there are now; what comes later is not read."""
-        with Session(self.options, "browse", worker=True) as session:
+        with Session(self.options, "browse", keep_connection=True) as session:
             parts = session.run_with_retries(
                 lambda connection: browse.parts(
                     connection,
@@ -65,7 +65,7 @@ class BrowseReader(DataSourceReader):
         """Page through a range; stops as soon as Spark does."""
         schema = to_arrow_schema(self.columns)
         options, queue = self.options, partition.queue
-        with Session(options, f"browse {queue.table}", worker=True) as session:
+        with Session(options, f"browse {queue.table}", keep_connection=True) as session:
             pages = browse.pages(
                 session.open(),
                 queue,

@@ -117,7 +117,9 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         schema = spark_api.to_arrow_schema(self.columns)
         for task in partition.tasks:
             work = partial(receive, task=task, spark_batch=spark_api.current_batch())
-            with Session(self.options, task.name, worker=True, reached=True) as session:
+            with Session(
+                self.options, task.name, keep_connection=True, was_reached=True
+            ) as session:
                 rows = session.run_with_retries(work)
                 queue = session.open().canonical(task.queue)
             yield from (read_chunk(chunk, schema, queue) for chunk in record_batches(rows))

@@ -45,7 +45,7 @@ def choose_session(options: SinkOptions) -> type[Session]:
 def look_ahead(options: SinkOptions) -> None:
     """Fail on the driver, before a task runs, if a table that the options name does not exist."""
     if options.names_tables:
-        with choose_session(options)(options, "look ahead", worker=True) as session:
+        with choose_session(options)(options, "look ahead", keep_connection=True) as session:
             session.run_with_retries(partial(check_tables, options=options))
 
 
@@ -101,7 +101,9 @@ class Writing:
         partition = 0 if context is None else context.partitionId()
         name, exactly_once = f"{sink}/{batch}/{partition}", options.delivery == "exactlyOnce"
         # the database was reached by the batches of the stream before
-        session = choose_session(options)(options, f"sink {name}", worker=True, reached=batch > 0)
+        session = choose_session(options)(
+            options, f"sink {name}", keep_connection=True, was_reached=batch > 0
+        )
         ask = session.run_with_retries
         names: Names = set()
         with session:
@@ -134,7 +136,9 @@ class Writing:
         """Send what the tasks of a batch staged, in one transaction, unless it was sent before."""
         if staged := staged_in(messages):
             name = f"dispatch {staged[0].sink}/{staged[0].batch}"
-            with StateSession(self.options, name, worker=True, reached=True) as session:
+            with StateSession(
+                self.options, name, keep_connection=True, was_reached=True
+            ) as session:
                 session.run_with_retries(partial(dispatch, staged=staged, options=self.options))
 
     def discard(self, sink: str, batch: int, *, final: bool) -> None:

@@ -70,7 +70,7 @@ def wait_before_dispatch(
 
     def run(work: Callable[[Connection], T]) -> T:
         # this session leaves its connection to the next one
-        with StateSession(options, name, worker=True, reached=True) as session:
+        with StateSession(options, name, keep_connection=True, was_reached=True) as session:
             return session.run_with_retries(work)
 
     common = names_of_options(options)

@@ -214,7 +214,10 @@ def test_a_server_that_restarts_is_waited_for_longer(caplog: pytest.LogCaptureFi
                 clock(wrong)
             # a lost connection, its second attempt, the other url
             assert len(tried) == 2 * ATTEMPTS + 3
-            with Counting(other, "test", reached=True) as task, pytest.raises(errors.NotReachable):
+            with (
+                Counting(other, "test", was_reached=True) as task,
+                pytest.raises(errors.NotReachable),
+            ):
                 clock(task)  # its driver has reached the url
 
     assert "connecting again, for up to 90 s" in caplog.text
@@ -264,7 +267,7 @@ class Workers:
 
     def session(self, name: str = "task", **raw: str) -> Session:
         """Begin a session as a worker does."""
-        return StateSession(self.bench.source(**raw), f"{self.name} {name}", worker=True)
+        return StateSession(self.bench.source(**raw), f"{self.name} {name}", keep_connection=True)
 
     def use(self, session: Session | None = None) -> Connection:
         """Use a session as a worker does."""
