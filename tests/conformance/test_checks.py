@@ -173,10 +173,11 @@ def old(bench: Bench) -> list[Finding]:
 
 
 def test_a_transaction_that_stays_open_is_found_and_can_be_ended(bench: Bench) -> None:
-    """By its process, application and age; one that pins nothing is no matter."""
+    """By its process, application and age; on PostgreSQL one that pins nothing is no matter."""
     other = bench.open("idler")
     other.begin()
-    assert old(bench) == []
+    if bench.dotnet.dialect == "postgresql":  # SQL Server lists a transaction as soon as it begins
+        assert old(bench) == []
     other.run("new_stream", stream="x", queue_name="q", driver="d")
 
     (found,) = old(bench)
