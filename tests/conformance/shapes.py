@@ -188,6 +188,7 @@ POSTGRESQL = Shapes(
     ),
     rights={
         "schema": "GRANT USAGE ON SCHEMA {schema} TO {role}",
+        "sight": "GRANT USAGE ON SCHEMA {schema} TO {role}",
         "state": "GRANT USAGE ON SCHEMA {state} TO {role}",
         "state tables": (
             "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {state} TO {role}"
@@ -271,6 +272,8 @@ SQLSERVER = Shapes(
     hurt="headers_type",
     swell="",
     rights={
+        # a login does not see a table to which it has no right
+        "sight": "GRANT VIEW DEFINITION ON SCHEMA::{schema} TO {role}",
         "state tables": "GRANT SELECT, INSERT, UPDATE, DELETE ON SCHEMA::{state} TO {role}",
     },
     no_address={

@@ -176,11 +176,12 @@ def test_a_transaction_that_stays_open_is_found_and_can_be_ended(bench: Bench) -
     """
     The finding names its session and its age, and the fix ends the session.
 
-    A transaction that holds nothing back is not reported.
+    On PostgreSQL a transaction that holds nothing back is not reported.
     """
     other = bench.open_connection("idler")
     other.begin()
-    assert old(bench) == []
+    if bench.dotnet.dialect == "postgresql":  # SQL Server lists a transaction as soon as it begins
+        assert old(bench) == []
     other.run("new_stream", stream="x", queue_name="q", driver="d")
 
     (found,) = old(bench)

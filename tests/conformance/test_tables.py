@@ -473,7 +473,7 @@ def test_errors_of_missing_rights_have_the_grants_that_fix_them(bench: Bench) ->
             dba.run(granted[-1].replace("the_user", login.name))
         except errors.DatabaseFailure as error:  # what one may not see is not there for this login
             granted.append(str(error))
-            give("schema")
+            give("sight")
         assert len(granted) < 20
     bench.dotnet.kill("sqlqueue service")
     bench.close()
