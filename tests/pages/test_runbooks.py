@@ -91,6 +91,8 @@ def stream(shop: Shop) -> Iterator[Stream]:
         ("retention/publications", PUBLISHED, "'staging_page'"),
         ("upgrade/beside", "", "sqlqueue_next"),
         ("upgrade/version", "", "[(4,)]"),
+        ("upgrade/upgrade", "", "are there already, version 4"),
+        ("upgrade/back", "", "were changed from version 4 to version 3"),
         ("restore/compare", "", "{stream}"),
         ("dba/watch", "", "sqlqueue driver Shop.Orders"),
         ("load/waits", "", ""),
