@@ -6,10 +6,6 @@ that uses the table. So a table is used only if the statement `table_owners` fin
 
 - The table and its descendants are ordinary tables.
 - The owners of the table and of its schema are trusted.
-- Nobody else has added a trigger to it, or, where rows are deleted, a foreign key.
-
-- The table and its descendants are ordinary tables.
-- The owners of the table and of its schema are trusted.
 - Nobody else has added a trigger. If rows are deleted, nobody else has added a foreign key.
 
 A transaction first locks the table, then looks at it, then uses it. The lock keeps the table as the

@@ -720,8 +720,9 @@ def test_a_trigger_of_the_queues_owner_runs(scene: Scene) -> None:
     audit, schema = scene.table("audit"), scene.place.schema
     scene.place.sql(f"""
         GRANT INSERT ON {audit} TO {scene.shop.login};
-        CREATE FUNCTION {schema}.seen() RETURNS trigger LANGUAGE plpgsql
-            AS $$BEGIN RETURN NEW; END$$;
+        CREATE TABLE {schema}.seen (login name);
+        CREATE FUNCTION {schema}.seen() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+            AS $$BEGIN INSERT INTO {schema}.seen VALUES (session_user); RETURN NEW; END$$;
         CREATE TRIGGER a BEFORE INSERT ON {audit} EXECUTE FUNCTION {schema}.seen();
         GRANT TRIGGER ON {audit} TO {scene.mallory.login};
         GRANT USAGE ON SCHEMA {schema} TO {scene.mallory.login}
@@ -729,6 +730,7 @@ def test_a_trigger_of_the_queues_owner_runs(scene: Scene) -> None:
     scene.forward(audit, b"one")
     scene.receive()
     assert scene.rows(audit) == [b"one"]
+    assert scene.place.sql(f"SELECT count(*) FROM {schema}.seen") == [(1,)]
     scene.mallory.sql(
         f"CREATE TRIGGER t BEFORE INSERT ON {audit} FOR EACH ROW "
         f"EXECUTE FUNCTION {scene.mallory.login}.spy()"
