@@ -175,6 +175,7 @@ UNDONE_WHOLE = {"transaction", "attempt"}
 OF_ROWS = {"StateOfOther", "TableRefused"}
 # functions that no transaction is open around
 OUTSIDE = {
+    "admin/doctor.py describe_version",
     "admin/doctor.py of_state",
     "admin/queue_checks.py blockers",
     "cli/main.py main",

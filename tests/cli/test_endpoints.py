@@ -212,7 +212,7 @@ def test_a_script_waits_for_no_table_of_a_stream_and_gives_up_on_another(
 @pytest.mark.parametrize(
     ("before", "reason"),
     [
-        (OLD, f"version 1, expected 3 or {migrations.STATE_VERSION}(?s:.*)be lost"),
+        (OLD, f"version 1, expected 3 to {migrations.STATE_VERSION}(?s:.*)be lost"),
         ("SELECT", "permission denied to create role"),
     ],
 )

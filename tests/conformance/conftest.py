@@ -283,7 +283,9 @@ class Bench:
     def store_empty_plan(self, stream: str, batch: int) -> None:
         """Store a plan without tasks for a batch."""
         with self.transaction():
-            self.connection.run("store_plan", stream=stream, batch=batch, plan=write_plan(()))
+            self.connection.run(
+                "store_plan", stream=stream, batch=batch, stored_plan=write_plan(())
+            )
 
     @property
     def claim(self) -> Claim:

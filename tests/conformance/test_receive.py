@@ -50,7 +50,7 @@ def test_messages_arrive_as_sent_and_expired_ones_are_gone(bench: Bench) -> None
     assert bench.waiting_bodies(bench.error_queue) == []
     weight = 3 * len(text.encode()) + 2
     columns = "stream, batch, task, queue, messages, expired, diverted, bytes"
-    assert bench.dotnet.state_rows("receipt", f"{columns}, query_id, query_batch, settled") == [
+    assert bench.dotnet.state_rows("receipt", f"{columns}, query_id, spark_batch, settled") == [
         (task.stream, 3, 2, bench.queue_in_options, 3, 3, 0, weight, "q", 7, False)
     ]
 

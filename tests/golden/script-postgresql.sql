@@ -103,8 +103,8 @@ BEGIN
     END IF;
     IF to_regclass('"sqlqueue_orders".version') IS NOT NULL THEN
         SELECT max(version) INTO known FROM "sqlqueue_orders".version;
-        IF known IS NULL OR known < 3 OR known > 4 THEN
-            RAISE EXCEPTION 'schema % has state tables of version %, expected 3 or 4', '"sqlqueue_orders"', known
+        IF coalesce(known, 0) NOT BETWEEN 3 AND 4 THEN
+            RAISE EXCEPTION 'schema % has state tables of version %, expected 3 to 4', '"sqlqueue_orders"', known
                   USING HINT = 'Newer tables need the script of their release. Of older ones, stop the'
                                ' queries, see that receipt and staging are empty, or their messages would'
                                ' be lost, then drop the schema and run this again.';

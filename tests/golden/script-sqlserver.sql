@@ -126,9 +126,9 @@ SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema [sqlqueue_orders
 IF @fault IS NULL AND OBJECT_ID(N'[sqlqueue_orders].version', N'U') IS NOT NULL
 BEGIN
     SELECT @known = MAX(version) FROM [sqlqueue_orders].version;
-    IF ISNULL(@known, 0) NOT IN (3, 4)
+    IF ISNULL(@known, 0) NOT BETWEEN 3 AND 4
         SET @fault = CONCAT(
-            N'schema [sqlqueue_orders] has state tables of version ', @known, N', expected 3 or 4. Newer tables need ',
+            N'schema [sqlqueue_orders] has state tables of version ', @known, N', expected 3 to 4. Newer tables need ',
             N'the script of their release. Of older ones, stop the queries, see that receipt and staging ',
             N'are empty, or their messages would be lost, then drop the schema and run this again.');
 END;
@@ -155,10 +155,10 @@ IF OBJECT_ID(N'[sqlqueue_orders].version', N'U') IS NOT NULL
     SELECT @before_4 = MAX(version) FROM [sqlqueue_orders].version;
 IF @before_4 = 3
 BEGIN
-    SELECT @text_4 = @text_4 + N'ALTER TABLE [sqlqueue_orders].stream DROP CONSTRAINT ' + QUOTENAME(name) + N';'
-      FROM sys.check_constraints
-     WHERE parent_object_id = OBJECT_ID(N'[sqlqueue_orders].stream')
-       AND (definition LIKE N'%[[]plan]%' OR definition LIKE N'%[[]query_batch]%');
+    SELECT @text_4 = @text_4 + N'ALTER TABLE [sqlqueue_orders].stream DROP CONSTRAINT ' + QUOTENAME(c.name) + N';'
+      FROM sys.check_constraints AS c
+     WHERE c.parent_object_id = OBJECT_ID(N'[sqlqueue_orders].stream')
+       AND (CHARINDEX(N'[plan]', c.[definition]) > 0 OR CHARINDEX(N'[query_batch]', c.[definition]) > 0);
     EXEC (@text_4);
     EXEC sys.sp_rename N'[sqlqueue_orders].stream.[plan]', N'stored_plan', N'COLUMN';
     EXEC sys.sp_rename N'[sqlqueue_orders].stream.plan_after', N'plan_high_water', N'COLUMN';

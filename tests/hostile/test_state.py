@@ -86,7 +86,7 @@ def test_a_stored_plan_receives_only_from_queues_that_the_options_name(
     assert stream.batch() == [b"order"]
 
     wrong = plan(payroll, shop.queue)
-    place.sql(f'UPDATE "{place.state}".stream SET plan = %s, plan_batch = 2', wrong)
+    place.sql(f'UPDATE "{place.state}".stream SET stored_plan = %s, plan_batch = 2', wrong)
 
     place.sql(PUT.format(shop.queue), b"second")
     assert stream.batch() == stream.receive() == [b"second"]
@@ -100,7 +100,7 @@ def test_a_stored_plan_that_cannot_be_read_is_a_clear_error(place: Place, stream
     stream.batch()
     parts = (plan("q", bounds=[1]), plan("q", bytes="9"), plan("q", x=1))
     for wrong in ("{}", "[1]", "[" * 100_000, *parts):
-        place.sql(f'UPDATE "{place.state}".stream SET plan = %s, plan_batch = 2', wrong)
+        place.sql(f'UPDATE "{place.state}".stream SET stored_plan = %s, plan_batch = 2', wrong)
 
         with pytest.raises(errors.BadPlan, match=f"the plan of batch 2 of stream {stream.name}"):
             stream.plan()

@@ -80,7 +80,7 @@ def make(folder: Path, target: str, source: str) -> None:
     if target in OWN:
         shutil.copy(OWN[target], folder / target)
         return
-    for path in (folder / source).iterdir():
+    for path in (folder / source).rglob("*"):
         if path.suffix not in {".py", ".sql"}:
             continue
         text = path.read_text("utf-8")
@@ -90,8 +90,8 @@ def make(folder: Path, target: str, source: str) -> None:
             if path.name == "connection.py":
                 assert OPENED in text
                 text = text.replace(OPENED, OPENED_AS)
-        copied = folder / target / path.name
-        copied.parent.mkdir(exist_ok=True)
+        copied = folder / target / path.relative_to(folder / source)
+        copied.parent.mkdir(parents=True, exist_ok=True)
         copied.write_text(text, "utf-8")
 
 

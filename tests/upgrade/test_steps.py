@@ -156,7 +156,7 @@ def test_a_step_back_makes_what_was_there(old_state: OldState) -> None:
         for step in steps_back_to(3)
     ]
     old_state.sql("UPDATE sqlqueue.dispatch_log SET destination = 'x' WHERE sink = 'app:nightly'")
-    with pytest.raises(psycopg.errors.RaiseException, match="keeps version 4"):
+    with pytest.raises(psycopg.errors.RaiseException, match="is not changed"):
         old_state.sql(back[0])
     old_state.sql("UPDATE sqlqueue.dispatch_log SET destination = NULL")
 

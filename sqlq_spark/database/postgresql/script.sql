@@ -51,8 +51,8 @@ BEGIN
     END IF;
     IF to_regclass('{state_escaped}.version') IS NOT NULL THEN
         SELECT max(version) INTO known FROM {state}.version;
-        IF known IS NULL OR known < 3 OR known > 4 THEN
-            RAISE EXCEPTION 'schema % has state tables of version %, expected 3 or 4', '{state_escaped}', known
+        IF coalesce(known, 0) NOT BETWEEN 3 AND 4 THEN
+            RAISE EXCEPTION 'schema % has state tables of version %, expected 3 to 4', '{state_escaped}', known
                   USING HINT = 'Newer tables need the script of their release. Of older ones, stop the'
                                ' queries, see that receipt and staging are empty, or their messages would'
                                ' be lost, then drop the schema and run this again.';

@@ -57,9 +57,9 @@ SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema {state_escaped}:
 IF @fault IS NULL AND OBJECT_ID(N'{state_escaped}.version', N'U') IS NOT NULL
 BEGIN
     SELECT @known = MAX(version) FROM {state}.version;
-    IF ISNULL(@known, 0) NOT IN (3, 4)
+    IF ISNULL(@known, 0) NOT BETWEEN 3 AND 4
         SET @fault = CONCAT(
-            N'schema {state_escaped} has state tables of version ', @known, N', expected 3 or 4. Newer tables need ',
+            N'schema {state_escaped} has state tables of version ', @known, N', expected 3 to 4. Newer tables need ',
             N'the script of their release. Of older ones, stop the queries, see that receipt and staging ',
             N'are empty, or their messages would be lost, then drop the schema and run this again.');
 END;

@@ -81,7 +81,7 @@ BEGIN
                {state}.query_reader
       IN ACCESS EXCLUSIVE MODE;
     IF EXISTS (SELECT FROM {state}.dispatch_log WHERE destination IS NOT NULL) THEN
-        RAISE EXCEPTION 'schema % keeps version 4: dispatch_log has destinations, which version 3 does not know',
+        RAISE EXCEPTION 'schema % is not changed: dispatch_log has destinations, which version 3 does not know',
               '{state_escaped}';
     END IF;
     DROP TABLE {state}.query_reader;

@@ -14,10 +14,10 @@ IF OBJECT_ID(N'{state_escaped}.version', N'U') IS NOT NULL
     SELECT @before_4 = MAX(version) FROM {state}.version;
 IF @before_4 = 3
 BEGIN
-    SELECT @text_4 = @text_4 + N'ALTER TABLE {state_escaped}.stream DROP CONSTRAINT ' + QUOTENAME(name) + N';'
-      FROM sys.check_constraints
-     WHERE parent_object_id = OBJECT_ID(N'{state_escaped}.stream')
-       AND (definition LIKE N'%[[]plan]%' OR definition LIKE N'%[[]query_batch]%');
+    SELECT @text_4 = @text_4 + N'ALTER TABLE {state_escaped}.stream DROP CONSTRAINT ' + QUOTENAME(c.name) + N';'
+      FROM sys.check_constraints AS c
+     WHERE c.parent_object_id = OBJECT_ID(N'{state_escaped}.stream')
+       AND (CHARINDEX(N'[plan]', c.[definition]) > 0 OR CHARINDEX(N'[query_batch]', c.[definition]) > 0);
     EXEC (@text_4);
     EXEC sys.sp_rename N'{state_escaped}.stream.[plan]', N'stored_plan', N'COLUMN';
     EXEC sys.sp_rename N'{state_escaped}.stream.plan_after', N'plan_high_water', N'COLUMN';
@@ -68,10 +68,11 @@ BEGIN
     EXEC sys.sp_rename N'{state_escaped}.staging_page.sink_batch', N'batch', N'COLUMN';
     EXEC sys.sp_rename N'{state_escaped}.staging.sink_batch', N'batch', N'COLUMN';
     EXEC sys.sp_rename N'{state_escaped}.receipt.spark_batch', N'query_batch', N'COLUMN';
-    SELECT @back_text_4 = @back_text_4 + N'ALTER TABLE {state_escaped}.stream DROP CONSTRAINT ' + QUOTENAME(name) + N';'
-      FROM sys.check_constraints
-     WHERE parent_object_id = OBJECT_ID(N'{state_escaped}.stream')
-       AND (definition LIKE N'%[[]stored_plan]%' OR definition LIKE N'%[[]spark_batch]%');
+    SELECT @back_text_4 = @back_text_4 + N'ALTER TABLE {state_escaped}.stream DROP CONSTRAINT '
+                          + QUOTENAME(c.name) + N';'
+      FROM sys.check_constraints AS c
+     WHERE c.parent_object_id = OBJECT_ID(N'{state_escaped}.stream')
+       AND (CHARINDEX(N'[stored_plan]', c.[definition]) > 0 OR CHARINDEX(N'[spark_batch]', c.[definition]) > 0);
     EXEC (@back_text_4);
     EXEC (N'ALTER TABLE {state_escaped}.stream DROP COLUMN version_4;');
     EXEC sys.sp_rename N'{state_escaped}.stream.spark_batch', N'query_batch', N'COLUMN';
