@@ -1,6 +1,8 @@
 """
-How many messages the next micro-batch asks for. This is pure arithmetic: it uses the backlogs, the
-limits, and how many tasks of past batches received nothing.
+How many messages the next micro-batch asks for.
+
+This is pure arithmetic. It uses the backlogs, the limits, and how many tasks of past batches
+received nothing.
 
 A stream may read several queues. They share what a batch may hold by water filling, so that a
 queue with a million messages does not keep the others waiting.

@@ -1,6 +1,7 @@
 """
-Where the driver looks for messages: a frozen state, and pure functions that compute the next state.
-Nothing here reads or writes.
+Where the driver looks for messages: a frozen state, and pure functions that return the next one.
+
+Nothing here asks the database.
 
 A look starts at the seq where the queue started last time. Before that seq there may be deleted
 rows that an old snapshot keeps, and walking over them takes time. From time to time, and when
