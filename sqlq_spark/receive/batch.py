@@ -45,7 +45,7 @@ LONGEST_VALUE = 40  # characters of a value in an error
 LONGEST_NUMBER = 128  # bits of a number in an error; Python refuses to print very long numbers
 
 OFFSET_VERSION = 1
-OFFSET_KEYS = ("v", "stream", "batch", "plan")  # in order
+OFFSET_KEYS = ("v", "stream", "batch", "plan")  # in this order
 STREAM_ID = re.compile("[!-~]{1,36}")  # a UUID
 # the keys of a queue's part of a plan, in order, and the type of each value
 QUEUE_PLAN_TYPES = {
@@ -144,7 +144,7 @@ class Task:
     first: int  # the range of seqs is [first, stop)
     stop: int
     messages: int  # how many the task may take
-    bytes: int = CEILING  # how many the task may take; it takes one message of any size
+    bytes: int = CEILING  # how many the task may take; its first message may have more
     bytes_each: float = 1024.0  # the expected size of one message
     receives: bool = True  # False if the options do not name the queue
     options: SourceOptions = field(repr=False)  # one object for all tasks of a batch
@@ -234,7 +234,7 @@ def are_bounds(bounds: list[Any]) -> bool:
 
 
 def show(value: Any) -> str:  # noqa: ANN401 - of JSON
-    """Return a value of JSON for an error, on one line. Of a long number only the size is shown."""
+    """Return a value of JSON for an error, on one line. A long text is cut."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     if isinstance(value, str):

@@ -87,7 +87,7 @@ class Memory:
     end: Offset = INITIAL  # the end of the batch that was closed last
     closed: Closed  # what the batch that was closed last has received
     ramp: Ramp
-    looks: Mapping[str, PeekState]  # by the canonical address of a queue
+    looks: Mapping[str, PeekState]  # canonical address of a queue → what is remembered of it
     planned_end: Offset | None = None  # the end of the batch that this process planned last
     # when messages were first seen waiting, in monotonic seconds; None if none wait
     waiting_since: float | None = None
@@ -106,8 +106,8 @@ class Memory:
         """Remember that the batch of `end` is closed, and learn from what it has received."""
         claim = replace(self.claim, stream=end.stream)
         memory = replace(self, end=end, closed=closed, claim=claim)
-        # If a batch was passed over, its messages are still in the queue. It did not receive them
-        # because of the high-water mark, and not because others held them.
+        # A batch that was passed over has received nothing, because it was not above the high-water
+        # mark. Its messages are still in the queue, and no one else holds them.
         if not closed.tasks or closed.is_passed_over:
             return memory
         looks = dict(self.looks)
@@ -153,7 +153,7 @@ class Memory:
 
 
 def plan_batch(memory: Memory, options: SourceOptions, now: float) -> tuple[Memory, BatchPlan]:
-    """Plan the next batch by what the last looks found. If nothing is to be done, it is empty."""
+    """Plan the next batch by what the last looks found. An empty plan means: nothing to do."""
     memory = memory.wait(now)
     backlogs = [
         Backlog(

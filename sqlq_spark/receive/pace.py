@@ -232,7 +232,7 @@ def _fit_in_turns(limit: int, backlogs: Sequence[Backlog], turn: int) -> list[in
 
 def _fit_bytes(limit: int, backlogs: Sequence[Backlog], turn: int) -> list[int]:
     """Count the messages of each queue that fit into its fair share of the bytes."""
-    # A want above the limit makes no difference. Uncut, it may be too large for an int.
+    # a want above the limit makes no difference, and without this cut it may be infinite
     wants = [
         math.ceil(min(backlog.messages * backlog.bytes_each, limit + 1)) for backlog in backlogs
     ]

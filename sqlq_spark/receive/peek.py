@@ -115,7 +115,7 @@ class Question:
 
     first: int
     last: int
-    messages: int  # how many to look at
+    messages: int  # how many messages to look at
 
 
 # A look yields its questions. The driver answers each one: what it found, and how long it took.

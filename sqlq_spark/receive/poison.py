@@ -140,7 +140,7 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
 class PoisonRows:
     """Columns of the poison in one task."""
 
-    ids: pa.Array  # of 16 bytes
+    ids: pa.Array  # the ids of the rows, each 16 bytes
     stored: pa.Array  # the headers as they were received
     texts: pa.Array  # the headers in valid UTF-8
     unread: pa.Array  # whether the headers are not UTF-8
@@ -269,7 +269,7 @@ class LargeMessage:
     """A message that is too large to be fetched: a row of `find_large`."""
 
     seq: int
-    bytes: int  # of headers and body
+    bytes: int  # bytes of headers and body
     headers: int  # bytes of the headers
     place: str  # where the row is in the table: two messages may have the same seq
 

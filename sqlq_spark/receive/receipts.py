@@ -256,9 +256,9 @@ class StoredReceipt:
         """
         Unpack the messages, with the columns of QUEUE_ROW.
 
-        More than `messages` messages are refused, and so is more data than they can have if the
-        largest has `largest` bytes. An earlier release could store an expiry beyond the calendar.
-        It is null here.
+        A receipt is refused if it has more than `messages` messages, or more bytes than a task can
+        take if one message has `largest` bytes. An earlier release could store an expiry beyond the
+        calendar. Such an expiry is null here.
 
         Raises PayloadRefused if someone has changed the receipt.
         """
@@ -288,7 +288,7 @@ def find_receipt(connection: Connection, receipt: ReceiptKey) -> StoredReceipt |
 
 
 def join_pages(connection: Connection, values: dict[str, Any]) -> bytes:
-    """Read the pages of a receipt as one text of bytes. It is empty if there are no pages."""
+    """Read the pages of a receipt and join them. The result is empty if there are no pages."""
     return b"".join(connection.values("receipt_pages", tables=None, **values))
 
 
