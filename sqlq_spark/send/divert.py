@@ -47,7 +47,7 @@ class Diverted:
 
     texts: list[str]  # the headers of each message
     bodies: list[pa.Array]  # the arrays together have one body for each message
-    reasons: dict[str, SqlQueueError]  # by destination or by fault
+    reasons: dict[str, SqlQueueError]  # destination or fault → why
 
 
 def divert_faulty(connection: Connection, chunk: pa.Table) -> tuple[pa.Table, list[Diverted]]:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 SPAN = 'string "hh:mm:ss", interval day to second or bigint milliseconds'
 TEXT = ("string", {"string"})
-# column → the types that an error names as expected, and the types that Spark calls them by. A SPAN
-# may also be an interval.
+# column → the expected types as an error names them, and the types as Spark names them. A SPAN may
+# also be an interval.
 COLUMNS = {
     "body": ("binary or string", {"binary", "string"}),
     "id": TEXT,

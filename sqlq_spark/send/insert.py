@@ -108,7 +108,7 @@ class Inserted:
     """What became of messages that did not reach all their queues, in one or several chunks."""
 
     diverted: int = 0  # how many messages went to the error queue
-    reasons: dict[str, SqlQueueError] = field(default_factory=dict)  # by destination or by fault
+    reasons: dict[str, SqlQueueError] = field(default_factory=dict)  # destination or fault → why
     # lists of topics without a subscriber, and how many messages had them
     without_subscriber: Counter[str] = field(default_factory=Counter)
 
@@ -146,7 +146,7 @@ class Inserts:
         self.connection = connection  # has a transaction open
         self.options = options
         self.destinations = destinations or Destinations(connection)
-        # True: if a destination refuses its messages, they are diverted, and the others are sent
+        # whether messages are diverted if their destination refuses them, and all others are sent
         self.isolate_failures = isolate_failures
 
     def insert(self, chunk: pa.Table) -> Inserted:

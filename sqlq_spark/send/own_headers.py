@@ -60,7 +60,7 @@ class OwnTexts(Headers):
         Rows without such a header stay as they are. `explicit` has a column for the name of each
         header.
         """
-        names: dict[int, list[str]] = defaultdict(list)  # to remove, by row
+        names: dict[int, list[str]] = defaultdict(list)  # row → names to remove
         for name, column in explicit.items():
             if column.null_count < len(column):
                 # a header that is null in the text differs from the value of the column

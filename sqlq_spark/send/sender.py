@@ -78,7 +78,7 @@ class Sender:
 
     options: SinkOptions
     partition: int
-    seed: bytes | None = None  # with the same seed a task makes the same message ids again
+    seed: bytes | None = None  # a task with the same seed makes the same message ids
     sent: datetime | None = None  # the header TimeSent; if it is None, the current time
     # With asReceived, this clock decides which messages have expired since they were received.
     # Without asReceived it is not used.

@@ -63,7 +63,7 @@ class Subscription:
 
     topic: str
     endpoint: str
-    address: str  # of the endpoint's queue; canonical, as the transport writes it
+    address: str  # canonical address of the endpoint's queue, as the transport writes it
 
     def check(self) -> None:
         """Raise BadOption if the table cannot hold a text, or if no publisher would find it."""

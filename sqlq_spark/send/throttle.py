@@ -69,7 +69,7 @@ def wait_before_dispatch(
     """
     Wait until this task has no reason to delay the driver's dispatch.
 
-    During a pause no connection is open. `names` are the destinations that the task's rows name.
+    During a pause the task holds no connection. `names` are the destinations that its rows name.
     """
     name = f"sink {staged.sink}/{staged.sink_batch}/{partition}"
     rate = options.max_rate
