@@ -230,7 +230,7 @@ class Connection(ABC):
 
     @abstractmethod
     def _undo(self, work: Work) -> Work | None:
-        """Undo `work` on the server. Return the work that is open then, None: session is lost."""
+        """Undo `work` on the server. Return what is open then, or None if the session is lost."""
 
     def undo(self) -> bool:
         """

@@ -35,10 +35,10 @@ P = TypeVar("P", bound=QueueAddress | str)  # a table, or a text that names one
 
 # Columns that a table must have. They are spelled as in the transport's CREATE TABLE, because a
 # database may distinguish upper and lower case.
-SENT_COLUMNS = ("Id", "Expires", "Headers", "Body")  # of a queue
-# of a queue that only a header names; on SQL Server `Seq` means RowVersion
+SENT_COLUMNS = ("Id", "Expires", "Headers", "Body")  # columns of a queue
+# columns of a queue that only a header names; on SQL Server `Seq` means RowVersion
 RETURNED_COLUMNS = (*SENT_COLUMNS, "Seq")
-DELAYED_COLUMNS = ("Headers", "Body", "Due")  # of a table of delayed messages
+DELAYED_COLUMNS = ("Headers", "Body", "Due")  # columns of a table of delayed messages
 # How many seconds one task waits for tables that other sessions lock. This is the sum for all its
 # destinations.
 LOCK_PATIENCE = 2.0
@@ -114,7 +114,8 @@ class Destinations:
         self.failed = failed or {}
         # how many seconds are left of LOCK_PATIENCE
         self.patience = LOCK_PATIENCE
-        self._accepted: dict[tuple[str, ...], set[QueueAddress]] = {}  # by their columns
+        # the tables that were accepted, by the columns that they must have
+        self._accepted: dict[tuple[str, ...], set[QueueAddress]] = {}
 
     def find_refused(
         self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT_COLUMNS

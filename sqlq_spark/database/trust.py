@@ -9,7 +9,8 @@ that uses the table. So a table is used only if the statement `table_owners` fin
 - Nobody else has added a trigger. If rows are deleted, nobody else has added a foreign key.
 
 A transaction first locks the table, then looks at it, then uses it. While it holds the lock, nobody
-changes the table. In a database without such a lock the transaction looks again before its commit.
+can change the definition of the table. In a database without such a lock the transaction looks
+again before its commit.
 `Connection.trusted` says which owners the user trusts, and which tables are used whoever owns them.
 """
 

@@ -107,7 +107,7 @@ MAKES = ("create", "install")  # names of statements that create tables begin wi
 
 # "statement", or "statement role" for a table that has a role of its own → the rights needed on it
 NEEDED_RIGHTS = {
-    # these lock rows of a queue and delete them
+    # statements that lock rows of a queue and delete them
     **dict.fromkeys(("receive", "receive_range", "take"), "SELECT, DELETE, UPDATE (seq)"),
     **dict.fromkeys(("find_large", "divert_large"), "SELECT, DELETE, UPDATE (seq)"),
     "purge_expired": "SELECT, DELETE, UPDATE (seq)",

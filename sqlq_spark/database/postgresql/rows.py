@@ -69,7 +69,7 @@ def write_values(statement: str, values: Mapping[str, Any]) -> str:
 
 
 def _literal(value: int | str) -> str:
-    if isinstance(value, str):  # as hexadecimal digits, so that no character can end the literal
+    if isinstance(value, str):  # hexadecimal digits: no character can end the literal
         return f"convert_from(decode('{value.encode().hex()}', 'hex'), 'UTF8')"
     return f"({int(value)})"
 

@@ -149,7 +149,7 @@ class Connection(database.Connection):
         )
         self._driver = driver
         self._watchdog = drivers.Watchdog(self._end)
-        self._cursor: Any = None  # of the last statement, which the next one releases: `_executed`
+        self._cursor: Any = None  # the cursor of the last statement, used again: see `_executed`
         self._columns: dict[QueueAddress, dict[str, str]] = {}  # read once in each transaction
         self._secret = target.secret
         self._began = 0.0  # when the last statement was sent, by this process's clock

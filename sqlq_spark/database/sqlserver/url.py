@@ -67,7 +67,7 @@ class Target:
     multi_subnet_failover: str = ""
     authentication: str = ""
     driver: str = ""
-    token: str = field(default="", repr=False)  # of Microsoft Entra ID; no part of a url
+    token: str = field(default="", repr=False)  # a token of Microsoft Entra ID, not from the url
 
     @classmethod
     def parse(cls, url: str) -> Self:
