@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["SqlQueueError", "__version__", "open_batch", "register"]
 __version__ = "0.1.0"
 
-versions.check_versions()  # of Python
+versions.check_versions()  # checks only the version of Python
 
 
 def _clean_arguments(record: logging.LogRecord) -> bool:
-    """Replace control characters in the arguments: a name cannot begin a new line of the log."""
+    """Replace control characters in the arguments, so that no name begins a new line of the log."""
     if isinstance(record.args, tuple):
         record.args = tuple(clean(arg) if isinstance(arg, str) else arg for arg in record.args)
     return True
@@ -61,7 +61,7 @@ def register(spark: SparkSession) -> None:
     try:
         spark.dataSource.register(sized(cores, application))
     except PySparkException as error:
-        # Spark 4.0.0 finds this package's format and then refuses to register it again
+        # Spark 4.0.0 finds the format without `register`, and then refuses to register it again
         if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
             raise
         log.info("the format sqlqueue is registered already")

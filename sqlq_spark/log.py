@@ -6,5 +6,5 @@ import logging
 from functools import cache
 
 log = logging.getLogger("sqlq_spark")
-# Spark makes several readers and writers in one process. Each would log the same warning.
+# Spark makes several readers and writers in one process, and each of them would log the warning.
 warn_once = cache(log.warning)

@@ -1,10 +1,10 @@
 """
-What this package asks Spark, and the parts of pyspark that differ between the versions of Spark 4.
+What this package reads from Spark, and stand-ins for classes that older versions of Spark 4 lack.
 
-Databricks Runtime has parts of newer Spark versions, so each part is looked up by name. Spark 4.0
-lacks DataSourceStreamArrowWriter. Spark 4.0 and 4.1 lack admission control, which is ReadLimit,
-`latestOffset(start, limit)` and more than one micro-batch for Trigger.AvailableNow. Here are
-stand-ins of the classes that are missing. They are built as the classes of the newer Spark are.
+Databricks Runtime has parts of newer Spark versions, so each class is looked up by name. Spark 4.0
+lacks DataSourceStreamArrowWriter. Spark 4.0 and 4.1 lack admission control: they have no ReadLimit,
+do not call `latestOffset(start, limit)`, and run one micro-batch for Trigger.AvailableNow. A
+stand-in has the constructor of the class that it replaces.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ except ImportError:
         """
         A stream's writer that gets record batches from Spark 4.0 too.
 
-        The worker of 4.0 gives record batches to each DataSourceArrowWriter, and rows to other
-        writers. There a stream's writer may be of both kinds. Its commit and abort are a stream's.
+        The worker of Spark 4.0 gives record batches to each DataSourceArrowWriter, and rows to all
+        other writers. It accepts a stream's writer that is also a DataSourceArrowWriter. The base
+        class for streams comes first, so commit and abort are those of a stream.
         """
 
 
-# Whether Trigger.AvailableNow receives all that waits in one run. If not, a run is one micro-batch,
-# even if it only replays a batch. Start the query again until a run has no micro-batch. The version
-# of a Spark Connect server is not checked.
+# Whether one run of Trigger.AvailableNow receives all messages that wait. If not, a run is one
+# micro-batch, even if that only replays a batch. Then start the query again until a run has no
+# micro-batch. The version of a Spark Connect server is not checked.
 DRAINS_AT_ONCE = True
 try:
     from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -52,16 +53,16 @@ except ImportError:
     DRAINS_AT_ONCE = False
 
     class ReadLimit:  # type: ignore[no-redef]
-        """Stands for Spark 4.2's class, which this Spark does not ask for."""
+        """Replaces Spark 4.2's class. This Spark does not use it."""
 
     @dataclass
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
-        """Stands for Spark 4.2's class, and is built as that one."""
+        """Replaces Spark 4.2's class, with the same constructor."""
 
         max_rows: int
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Stands for Spark 4.2's class, which has no state of its own."""
+        """Replaces Spark 4.2's class, which has no state either."""
 
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
 # Names of pyspark that other modules import from here.
 __all__ = ["DataSourceStreamArrowWriter", "ReadLimit", "ReadMaxRows", "SupportsTriggerAvailableNow"]
 
-# Spark 4.2 names the time zone. Older versions only say whether there is one, which is UTC.
+# Spark 4.2 takes the name of the time zone. Older versions only take whether there is one: UTC.
 _ZONE: dict[str, Any] = (
     {"timezone": "UTC"}
     if "timezone" in inspect.signature(types.to_arrow_schema).parameters
@@ -81,23 +82,24 @@ _ZONE: dict[str, Any] = (
 )
 
 
-TEXTS = (StringType, CharType, VarcharType)  # StringType also with a collation
+TEXTS = (StringType, CharType, VarcharType)  # a StringType may have a collation
 # The metadata with the declared type of a column that is, or contains, CHAR(n) or VARCHAR(n). Spark
 # reads such a column as a string, unless spark.sql.preserveCharVarcharTypeInfo is set.
 DECLARED = "__CHAR_VARCHAR_TYPE_STRING"
 
 
 def column_types(schema: StructType) -> dict[str, str]:
-    """Return the columns with their types in Spark's words. Every kind of text is `string`."""
+    """Return Spark's simple name for the type of each column. Every kind of text is `string`."""
     return {field.name: _plain(field.dataType).simpleString() for field in schema}
 
 
 def padded_texts(schema: StructType) -> frozenset[tuple[str, str]]:
     """
-    Return the columns whose texts Spark fills up with blanks: those of CHAR(n).
+    Return the columns of type CHAR(n), whose texts Spark fills up with blanks.
 
-    Each column comes with its part that is padded: `key` or `value` of a map, or "". An expression
-    on such a column is a string. In an INSERT into a table of this format the column is one too.
+    With each column comes the part that is padded: `key` or `value` of a map, or "". The result of
+    an expression on a CHAR(n) column is a string, not CHAR(n). In an INSERT into a table of this
+    format, the column itself is a string too.
     """
     padded = set()
     for field in schema:
@@ -111,7 +113,7 @@ def padded_texts(schema: StructType) -> frozenset[tuple[str, str]]:
 
 
 def _plain(kind: DataType) -> DataType:
-    """Return a type with a simple string for each kind of text."""
+    """Return a type with StringType in place of each kind of text."""
     if isinstance(kind, TEXTS):
         return StringType()
     if isinstance(kind, ArrayType):
@@ -122,7 +124,7 @@ def _plain(kind: DataType) -> DataType:
 
 
 def current_batch() -> SparkBatch:
-    """Return Spark's names of the micro-batch of the task that runs here."""
+    """Return the query, run and batch of Spark to which the task that runs here belongs."""
     from sqlq_spark.wire.rows import SparkBatch  # noqa: PLC0415 - loads pyarrow
 
     context = TaskContext.get()
@@ -131,14 +133,14 @@ def current_batch() -> SparkBatch:
     batch = context.getLocalProperty("streaming.sql.batchId")
     return SparkBatch(
         query_id=context.getLocalProperty("sql.streaming.queryId"),
-        # It is the runId of the query, unless a user's function names a group of its own.
+        # the job group is the runId of the query, unless a user's function sets another group
         run_id=context.getLocalProperty("spark.jobGroup.id"),
         number=None if batch is None else int(batch),
     )
 
 
 def to_arrow_schema(schema: StructType) -> pa.Schema:
-    """Give the Arrow schema in which Spark expects the rows of a read."""
+    """Return the Arrow schema that Spark expects for the rows of a read."""
     fields = [StructField(field.name, _plain(field.dataType), field.nullable) for field in schema]
     return types.to_arrow_schema(StructType(fields), **_ZONE)
 
@@ -149,10 +151,10 @@ _PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
 
 def pushes_filters() -> bool:
     """
-    Return whether Spark plans a read with filters in this process.
+    Whether this process is the program in which Spark plans a read with filters.
 
-    Spark starts that program only with `spark.sql.python.filterPushdown.enabled`. Without the
-    setting it refuses any reader that has `pushFilters`. So only that program may see such a one.
+    Spark starts that program only if `spark.sql.python.filterPushdown.enabled` is set. Without this
+    setting Spark refuses any reader with `pushFilters`. So only that program may get such a reader.
     """
     program = getattr(sys.modules["__main__"], "__spec__", None)
     return _PUSHDOWN in sys.modules or getattr(program, "name", None) == _PUSHDOWN

@@ -1,11 +1,11 @@
 """
 The interface between the package and its databases.
 
-A dialect is a package beside this module. Its folder has the name `Names.dialect`. It exports what
-the protocol `Dialect` lists, and it extends `Connection`. It has the SQL files that statements.py
-lists, with the same statements as every other dialect. Everything else in which its database
-differs from others is in that package too. What is known before a connection is opened is in
-wire/<dialect>.py. `LISTED` in wire/dialects.py is the only list of all dialects.
+A dialect is a package beside this module. The name of its folder is `Names.dialect`. The package
+exports what the protocol `Dialect` lists, and it extends `Connection`. It has the SQL files that
+statements.py lists, with the same statements as every other dialect. If its database differs from
+others in anything else, that is also in the package. What is known before a connection is opened is
+in wire/<dialect>.py. `LISTED` in wire/dialects.py is the only list of all dialects.
 
 The rest of the package calls only the methods of `Connection`, and imports no driver.
 """
@@ -45,7 +45,7 @@ LOCKS: dict[Access, StatementName] = {
 }
 Value: TypeAlias = "str | int | float | bool | bytes | None"
 Tables: TypeAlias = "dict[str, QueueAddress]"  # the name in a statement's braces → the table
-# failures after which the whole transaction can be run again
+# failures after which the caller can run the whole transaction again
 TRANSIENT = (
     errors.ConnectionLost,
     errors.Deadlock,
@@ -81,8 +81,9 @@ class TransactionUndone(Exception):
     """
     A failure inside of `attempt` ended the whole transaction, but the session is still usable.
 
-    It does not derive from the package's errors, because code in the transaction could catch those
-    and go on. `transaction` catches it and raises the failure that caused it.
+    This class does not derive from the package's errors, because code in the transaction could
+    catch them and go on. `transaction` catches this exception and raises the failure that caused
+    it.
     """
 
     def __init__(self, failure: errors.DatabaseFailure) -> None:
@@ -94,15 +95,16 @@ class Connection(ABC):
     """
     One session with a database.
 
-    `tables` are quoted and put into the braces of a statement. `values` are bound as parameters.
-    Every method raises a `DatabaseFailure` that says which statement failed and how to fix it.
-    A failure also undoes the open work: that since the savepoint, or the transaction. See `undo`.
+    The names of `tables` are quoted and put into the braces of a statement. `values` are bound as
+    parameters. Every method raises a `DatabaseFailure` that says which statement failed and how to
+    fix it. A failure also undoes the open work: what was done since the savepoint, or the whole
+    transaction. See `undo`.
     """
 
     names: ClassVar[Names]  # how this database writes names
-    lacks: ClassVar[frozenset[StatementName]]  # statements it does not have; callers ask first
+    lacks: ClassVar[frozenset[StatementName]]  # statements this database lacks; callers ask first
     shapes: ClassVar[Mapping[str, str]]  # a shape of a queue's table → the SQL that makes it
-    most_moved: ClassVar[int]  # most bytes of messages that one statement moves to another table
+    most_moved: ClassVar[int]  # how many bytes of messages one statement moves to another table
 
     def __init__(
         self,
@@ -122,17 +124,18 @@ class Connection(ABC):
         self.checked_queues: set[QueueAddress] = set()  # see `check_types_once`
         self.work = Work.NONE
         self.trusted = Trusted()  # the owners whose tables this session uses
-        self.seqs_skipped = 0  # in the open transaction, see collisions.py
-        # called before the commit: they look again at tables that could not be locked
+        self.seqs_skipped = 0  # how many seqs the open transaction has skipped: see collisions.py
+        # functions called before the commit, which look again at tables that could not be locked
         self.before_commit: list[Callable[[], None]] = []
-        # How a transaction commits: it is given what commits. A selftest acts beside a commit here.
+        # A transaction calls this function to commit. Its argument is the commit. A selftest
+        # replaces the function, to act beside a commit.
         self.around_commit: Callable[[Callable[[], None]], None] = commit_at_once
 
     @abstractmethod
     def _read(
         self, statement: StatementName, tables: Tables, values: Mapping[str, Value]
     ) -> Result:
-        """Execute a statement and return its columns; all its results must have the same ones."""
+        """Execute a statement and return its columns. All its results must have the same ones."""
 
     def rows(
         self,
@@ -142,7 +145,7 @@ class Connection(ABC):
         tables: Tables | None = None,
         **values: Value,
     ) -> list[R]:
-        """Execute a statement and return its rows; `row_type` has a field for each column."""
+        """Execute a statement and return its rows. `row_type` has a field for each column."""
         return self._read(statement, tables or {}, values).rows(statement, row_type)
 
     def row(
@@ -153,7 +156,7 @@ class Connection(ABC):
         tables: Tables | None = None,
         **values: Value,
     ) -> R | None:
-        """Execute a statement that returns at most one row; None: it returned none."""
+        """Execute a statement that returns at most one row. Return None if there is no row."""
         rows = self._read(statement, tables or {}, values).rows(statement, row_type)
         return rows[0] if rows else None
 
@@ -166,7 +169,7 @@ class Connection(ABC):
     def value(
         self, statement: StatementName, *, tables: Tables | None = None, **values: Value
     ) -> Any:  # noqa: ANN401 - a column of any type
-        """Execute a statement that returns one value; None: it returned no row, or a null."""
+        """Execute a statement that returns one value. Return None if there is no row, or a null."""
         column = self._read(statement, tables or {}, values).values(statement)
         return column[0] if column else None
 
@@ -178,15 +181,15 @@ class Connection(ABC):
 
     @abstractmethod
     def arrow(self, statement: StatementName, *, tables: Tables, **values: int | str) -> pa.Table:
-        """Execute a statement and return its rows as an Arrow table; a uuid is 16 bytes."""
+        """Execute a statement and return its rows as an Arrow table. A uuid is 16 bytes."""
 
     @abstractmethod
     def load(self, queue: QueueAddress, rows: pa.Table) -> None:
-        """Insert rows in bulk, in the open transaction; columns are matched by their names."""
+        """Insert rows in bulk, in the open transaction. Columns are matched by their names."""
 
     @abstractmethod
     def store(self, table: str, rows: pa.Table) -> None:
-        """Insert the pages of one payload into a state table; without rows it does nothing."""
+        """Insert the pages of one payload into a state table. Do nothing if there are no pages."""
 
     @abstractmethod
     def stored_bytes(self, texts: pa.Array) -> pa.Array:
@@ -194,14 +197,14 @@ class Connection(ABC):
 
     @abstractmethod
     def columns(self, queue: QueueAddress) -> dict[str, str]:
-        """Return a queue's columns, name in lower case → type; empty if the table is absent."""
+        """Return a queue's columns: name in lower case → type. Empty if the table is absent."""
 
     @abstractmethod
     def run_script(self, text: str) -> list[Any]:
-        """Run a script as a DBA's tool does; return the first column of all rows it returns."""
+        """Run a script as a DBA's tool does. Return the first column of all rows it returns."""
 
     def run_batch(self, text: str) -> list[Any]:
-        """Run a text as one batch: a line `GO` inside of a user's name does not end it."""
+        """Run a text as one batch. A line `GO` inside a user's name does not end the batch."""
         return self.run_script(text)
 
     @abstractmethod
@@ -223,19 +226,19 @@ class Connection(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the session; the server undoes what was not committed."""
+        """End the session. The server undoes what was not committed."""
 
     @abstractmethod
     def _undo(self, work: Work) -> Work | None:
-        """Undo `work` on the server; return what is still open, or None if the session is lost."""
+        """Undo `work` on the server. Return what is open then, or None if the session is lost."""
 
     def undo(self) -> bool:
         """
-        Undo the work since the savepoint if there is one, or else the transaction.
+        Undo the work since the savepoint. If there is no savepoint, undo the transaction.
 
-        All undoing is done here: after a statement failed, and after any other error in the block
-        of `transaction` or `attempt`. If the error has ended the whole transaction, nothing is open
-        afterwards.
+        Only this method undoes work: after a statement failed, and after any other error in the
+        block of `transaction` or `attempt`. If the error has ended the whole transaction, nothing
+        is open afterwards.
 
         Returns:
             Whether the session can still be used. If it is lost, the server undoes everything.
@@ -251,7 +254,7 @@ class Connection(ABC):
         self.lock_timeout = self.timeout
 
     def set_lock_timeout(self, seconds: float | None) -> None:
-        """Set how long the open transaction waits for a lock; None restores the usual limit."""
+        """Set how long the open transaction waits for a lock. None restores the usual limit."""
         limit = self.timeout if seconds is None else seconds
         self.run("set_lock_timeout", milliseconds=str(max(1, int(limit * 1000))))
         self.lock_timeout = limit
@@ -261,11 +264,11 @@ class Connection(ABC):
         return self.names.qualify(address)
 
     def printed(self, address: QueueAddress) -> str:
-        """Return the whole address as people read it; `names.parse_queue` can parse it."""
+        """Return the whole address as people read it. `names.parse_queue` can parse it."""
         return self.names.print_address(self.whole(address))
 
     def canonical(self, address: QueueAddress) -> str:
-        """Return the whole address as messages contain it; `names.parse_address` can parse it."""
+        """Return the whole address as messages contain it. `names.parse_address` can parse it."""
         return self.names.canonical_address(self.whole(address))
 
     def _place(self, statement: str, queue: QueueAddress | None, role: str = "") -> Place:
@@ -282,7 +285,7 @@ class Connection(ABC):
         )
 
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
-        """Return a value for each address; it is equal for two spellings of the same table."""
+        """Return a value for each address. Two spellings of the same table have equal values."""
         return [self.whole(address) for address in addresses]
 
 
@@ -299,16 +302,16 @@ class StateSchema:
     """A schema with state tables."""
 
     schema: str
-    may_enter: bool  # whether this login may enter it and read its version
-    roles: str  # the roles that may enter it
+    may_enter: bool  # whether this login may use the schema and read the version of its tables
+    roles: str  # the roles that may use the schema
 
 
 STATE_TABLE = "a state table"
 NEW_QUEUE = "a queue that is created"
 ANY_OTHER = "any other statement"
 
-# An error's code gives its kind. What the kind means depends on the statement, or on its table:
-# (kind, statement or table) → meaning. A kind without a row keeps its own meaning.
+# An error's code gives its kind. What the kind means depends on the statement or on the table:
+# (kind, statement or table) → meaning. If a kind has no entry here, it means itself.
 MEANINGS: dict[tuple[type[errors.DatabaseFailure], str], type[errors.DatabaseFailure]] = {
     (errors.QueueNotFound, STATE_TABLE): errors.StateNotInstalled,
     (errors.QueueNotFound, NEW_QUEUE): errors.StatementRefused,
@@ -336,11 +339,11 @@ class Place:
     statement: str = "connect"
     server: str
     state: str = ""  # schema of the state tables
-    queue: QueueAddress | None = None  # None: the statement uses state tables only
+    queue: QueueAddress | None = None  # None if the statement uses state tables only
     target: str = ""  # the queue as people read it, or the schema of the state tables
     role: str = ""  # the queue's name in the statement's braces
-    seconds: float = 0  # how long a statement may take
-    lock_seconds: float = 0  # how long it may wait for a lock
+    seconds: float = 0  # how long the statement may take
+    lock_seconds: float = 0  # how long the statement may wait for a lock
     columns: str = ""  # the columns of a queue, for an error's text
 
     @property
@@ -357,7 +360,7 @@ class Place:
         return meaning.from_facts(facts)
 
     def row_of(self, kind: type[errors.DatabaseFailure]) -> str | None:
-        """Return the most specific row of MEANINGS for `kind` and this place, if there is one."""
+        """Return the most specific scope of this place that MEANINGS has for `kind`, if any."""
         scopes = [self.statement]
         if self.queue is None:
             scopes.append(STATE_TABLE)
@@ -382,8 +385,8 @@ class Place:
 class Dialect(Protocol):
     """What the package of one kind of database exports."""
 
-    LACKS: frozenset[StatementName]  # statements that it has no use for; callers ask a connection
-    STATEMENTS: Statements  # all others
+    LACKS: frozenset[StatementName]  # statements that this database does not need: see `lacks`
+    STATEMENTS: Statements  # all other statements
     TOKENS: Mapping[str, Callable[[str], str]]  # option `credentials` → a token for a url
 
     def connect(
@@ -403,11 +406,11 @@ class Dialect(Protocol):
             application: the name that a DBA sees between transactions, if the driver can set it.
             timeout: seconds to wait for the server, and for each statement.
             state: schema of the state tables.
-            credential: what the option `credentials` gave for this attempt: a password or a token.
+            credential: the password or token that the option `credentials` gave for this attempt.
 
         Raises:
             BadOption: the url cannot be read, or has another login beside the credential.
-            DatabaseFailure: in the server's words; or the server is too old, or not verified.
+            DatabaseFailure: the server refused the session, is too old, or was not verified.
             MissingDriver: no driver can be used on this machine.
         """
 
@@ -415,7 +418,7 @@ class Dialect(Protocol):
         """Put quoted names into the braces of a statement, without a connection."""
 
     def join_script(self, parts: Iterable[str]) -> str:
-        """Join texts to one script; each text ends as a DBA's tool needs it."""
+        """Join texts to one script. Each text ends as a DBA's tool needs it."""
 
 
 def dialect_named(name: str) -> Dialect:
@@ -433,8 +436,8 @@ def transaction(connection: Connection, *, timeout: float | None = None) -> Iter
     """
     Commit what the block did, or undo all of it.
 
-    `timeout` is in seconds, and holds for this transaction only. Without it the connection's own
-    timeout holds.
+    `timeout` is in seconds, and holds for this transaction only. If it is None, the connection's
+    own timeout holds.
     """
     usual_timeout = connection.timeout
     connection.before_commit.clear()
@@ -447,7 +450,7 @@ def transaction(connection: Connection, *, timeout: float | None = None) -> Iter
             look_again()
         assert connection.work is not Work.NONE, SUPPRESSED  # noqa: S101
     except BaseException as error:
-        # after a failed statement nothing is open: `undo` has run
+        # after a failed statement nothing is open, because `undo` has already run
         if connection.work is not Work.NONE and not undo_all(connection):
             connection.close()  # then the server undoes the transaction
         if isinstance(error, TransactionUndone):
@@ -460,12 +463,12 @@ def transaction(connection: Connection, *, timeout: float | None = None) -> Iter
 
 
 def commit_at_once(commit: Callable[[], None]) -> None:
-    """Commit, and do nothing beside it."""
+    """Commit, and do nothing else."""
     commit()
 
 
 def undo_all(connection: Connection) -> bool:
-    """Undo the open transaction; return False if the session is lost."""
+    """Undo the open transaction. Return False if the session is lost."""
     is_alive = True
     while is_alive and connection.work is not Work.NONE:
         is_alive = connection.undo()
@@ -475,7 +478,7 @@ def undo_all(connection: Connection) -> bool:
 @contextmanager
 def attempt(connection: Connection) -> Iterator[None]:
     """
-    Run the block in a savepoint: an error in it undoes only the block.
+    Run the block in a savepoint, so that an error in the block undoes only the block.
 
     The caller may catch the error and go on in the same transaction.
 
@@ -487,7 +490,7 @@ def attempt(connection: Connection) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # after a failed statement no savepoint is open: `undo` has run
+        # after a failed statement no savepoint is open, because `undo` has already run
         if connection.work is Work.SAVEPOINT and not connection.undo():
             connection.close()
         is_undone = connection.work is Work.NONE and not isinstance(error, errors.ConnectionLost)
@@ -499,11 +502,11 @@ def attempt(connection: Connection) -> Iterator[None]:
 
 def check_types(connection: Connection, queue: QueueAddress) -> None:
     """
-    Make sure, in the open transaction, that a queue's columns have the transport's types.
+    Check, in the open transaction, that a queue's columns have the transport's types.
 
-    This is called before a queue's rows are read or deleted for the first time. Some other types
-    can be read without an error, but their values mean something else. If the table is absent, the
-    statement that reads it raises the error.
+    This is called before a queue's rows are read or deleted for the first time. A column of another
+    type may be read without an error, but its values would mean something else. If the table is
+    absent, the statement that reads the table later raises the error.
 
     Raises:
         NotAQueue.
@@ -517,7 +520,7 @@ def check_types(connection: Connection, queue: QueueAddress) -> None:
 
 
 def check_types_once(connection: Connection, queue: QueueAddress) -> None:
-    """Call `check_types` once for each connection and queue; tasks reuse a connection often."""
+    """Call `check_types` once for each connection and queue. Tasks often reuse a connection."""
     if queue not in connection.checked_queues:
         check_types(connection, queue)
         connection.checked_queues.add(queue)
@@ -529,9 +532,9 @@ def lock_table(
     """
     Lock a table so that nobody changes its definition before the commit.
 
-    It does nothing for a database that has no such lock. It fails if the table is absent, or if
-    another session locks it. `role` is the table's name in the statements that use it. An error
-    names the rights that these statements need.
+    This does nothing for a database without such a lock. It fails if the table is absent, or if
+    another session locks the table. `role` is the table's name in the braces of the statements that
+    will use it. An error names the rights that these statements need.
     """
     if LOCKS[how] in connection.lacks:
         return
@@ -546,7 +549,7 @@ def lock_table(
 
 
 def load_checked(connection: Connection, queue: QueueAddress, rows: pa.Table) -> None:
-    """Insert rows in bulk; run the table's deferred checks now, not at the commit."""
+    """Insert rows in bulk. Run the table's deferred checks now, not at the commit."""
     connection.load(queue, rows)
     if "check_deferred" not in connection.lacks:
         connection.run("check_deferred")
@@ -562,10 +565,11 @@ def endpoint_zone(connection: Connection, option: str | None) -> str:
     """
     Return the time zone of the .NET endpoints' sessions.
 
-    PostgreSQL needs it to compute due times. There a due time is a timestamptz. The transport takes
-    the UTC time of the server's clock, and stores it as if it were a local time of its session's
-    zone. It compares due times in the same way. So we must compute in that zone too. It is the
-    option endpointTimeZone, or else the zone of a session that sets none.
+    On PostgreSQL this zone is needed to compute due times. A due time is a timestamptz. The
+    transport takes the UTC time of the server's clock, and stores it as if it were a local time in
+    the zone of the transport's session. It compares due times in the same way. So we must compute
+    in that zone too. The zone is the option endpointTimeZone. If the option is not set, it is the
+    zone of a session that sets none.
     On SQL Server a due time is a datetime in UTC, so the zone does not matter.
 
     Raises:
@@ -596,9 +600,9 @@ def endpoint_zone(connection: Connection, option: str | None) -> str:
 
 def find_same(connection: Connection, queue: QueueAddress, texts: Iterable[str]) -> set[str]:
     """
-    Return which of the texts name the queue; the server is asked once for all of them.
+    Return which of the texts name the queue.
 
-    The texts come from messages, so they are untrusted.
+    One statement asks the server for all texts. They come from messages, so they are untrusted.
     """
     parsed: dict[str, QueueAddress] = {}
     for text in texts:
@@ -613,7 +617,7 @@ def find_same(connection: Connection, queue: QueueAddress, texts: Iterable[str])
 def unite(
     connection: Connection, addresses: Iterable[QueueAddress]
 ) -> dict[QueueAddress, QueueAddress]:
-    """Return for each address the first address of the same queue, with its schema."""
+    """Return, for each address, the first one in `addresses` of the same queue, with a schema."""
     distinct = list(dict.fromkeys(addresses))
     first: dict[object, QueueAddress] = {}
     return {

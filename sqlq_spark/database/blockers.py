@@ -12,7 +12,7 @@ Severity: TypeAlias = Literal["error", "warning", "note"]  # worst first; a note
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """A finding about a transaction that has locked a table or its messages, and the table."""
+    """A finding about one transaction that has locked one table or messages in that table."""
 
     schema_name: str
     table_name: str

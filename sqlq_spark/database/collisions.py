@@ -1,14 +1,15 @@
 """
 Inserts into a queue where other rows may already have the next ids or seqs.
 
-Whoever may insert into a queue chooses the ids of its rows, and on PostgreSQL also their seqs. A
-row that has the next id or seq makes our insert fail. If the transaction of that row is still open,
-our insert waits for it. Neither may stop a stream that moves messages into a shared error queue.
+A login that may insert into a queue chooses the ids of its rows, and on PostgreSQL also their seqs.
+If such a row has the id or seq that our insert uses next, our insert fails. If the transaction of
+that row is still open, our insert waits for it. Neither the failure nor the wait may stop a stream
+that moves messages into a shared error queue.
 
-So an insert waits at most HELD_WAIT for each row. If it fails, or would wait for longer, it is
-undone and tried again under new ids. The failed attempt has used up its seqs, so the next one also
-gets new seqs. After an error the sequence is moved past the seqs that are taken, by at most
-MOST_SKIPPED.
+So an insert waits at most HELD_WAIT seconds for each row. If the insert fails, or would wait for
+longer, it is undone and tried again under new ids. The failed attempt has used up its seqs, so the
+next attempt also gets new seqs. After a failure the sequence is moved past the seqs that are taken,
+by at most MOST_SKIPPED seqs.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HELD_WAIT = 0.5  # seconds that an attempt waits for each row that another session holds
-ATTEMPTS = 4  # the first one keeps the ids of the messages
-MOST_SKIPPED = 100_000  # seqs in one transaction
+ATTEMPTS = 4  # how often an insert is tried; the first attempt keeps the ids of the messages
+MOST_SKIPPED = 100_000  # how many seqs one transaction skips
 
 
 def insert_past_taken(
@@ -39,14 +40,14 @@ def insert_past_taken(
     """
     Insert rows in the open transaction, and try again under new ids if ids or seqs are taken.
 
-    The caller has locked and checked the queue's table. `insert` inserts all `rows` rows. Its
-    argument says whether it inserts them under new ids.
+    The caller has locked and checked the queue's table. `insert` inserts all rows. Its argument
+    says whether it inserts them under new ids. `rows` is how many rows there are.
 
     Raises:
         RowsHeld: in every attempt open transactions held an id or a seq.
         StatementRefused: the table refuses the rows under new ids too.
-        DatabaseFailure: the last attempt failed, or an attempt failed for another reason than ids
-            and seqs.
+        DatabaseFailure: the last attempt failed, or any attempt failed for a reason that has
+            nothing to do with ids and seqs.
     """
     began = time.monotonic()
     connection.set_lock_timeout(HELD_WAIT)
@@ -57,7 +58,7 @@ def insert_past_taken(
             break
         except TimedOut as error:
             if time.monotonic() - began >= connection.timeout:
-                raise  # the statement itself took too long, not the wait for a row
+                raise  # the statement itself took too long, and not the wait for a row
             if number == ATTEMPTS:
                 name = connection.printed(queue)
                 raise RowsHeld(queue=name, attempts=number, reason=error.reason) from None
@@ -71,9 +72,10 @@ def insert_past_taken(
 
 def skip_taken(connection: Connection, queue: QueueAddress, *, rows: int) -> None:
     """
-    Move a queue's sequence past seqs that are taken, until there are free ones for `rows` rows.
+    Move a queue's sequence past seqs that are taken, so that the next `rows` seqs are free.
 
-    A login that may not read `seq` cannot do this. Its attempts use up the seqs instead.
+    A login that may not read `seq` cannot do this. Each attempt of such a login uses up some of the
+    taken seqs instead.
     """
     most = MOST_SKIPPED - connection.seqs_skipped
     if "skip_taken" in connection.lacks or most <= 0:

@@ -1,16 +1,16 @@
 """
-The tables that one transaction sends to. Each is locked and checked once.
+The tables that one transaction sends to. Each table is locked and checked once.
 
 Addresses of destinations come from options, columns, subscriptions and messages. The module
 trust.py decides whether a table may be used. A table that only a header names (ForwardDestination,
 FailedQ) must also have the owner of the queue that the message came from.
 
 The order is: lock, check, insert. `lock_and_check` raises the first error. `lock_each` returns the
-errors, so that only the messages of that destination fail.
+error of each destination, so that only the messages for this destination fail.
 
-A failure of one destination is usually undone alone. Some failures end the whole transaction: on
-SQL Server those in a trigger do. Then `run_without_failed` runs the transaction again without that
-destination.
+A failure of one destination is usually undone alone. Some failures end the whole transaction, for
+example a failure in a trigger on SQL Server. Then `run_without_failed` runs the transaction again
+without that destination.
 """
 
 from __future__ import annotations
@@ -33,27 +33,30 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 P = TypeVar("P", bound=QueueAddress | str)  # a table, or a text that names one
 
-# columns as the transport's CREATE TABLE writes them, which a database may compare by case
-SENT_COLUMNS = ("Id", "Expires", "Headers", "Body")  # of a queue
-# of a table that only a header names; on SQL Server `Seq` means RowVersion
+# Columns that a table must have. They are spelled as in the transport's CREATE TABLE, because a
+# database may distinguish upper and lower case.
+SENT_COLUMNS = ("Id", "Expires", "Headers", "Body")  # columns of a queue
+# columns of a queue that only a header names; on SQL Server `Seq` means RowVersion
 RETURNED_COLUMNS = (*SENT_COLUMNS, "Seq")
-DELAYED_COLUMNS = ("Headers", "Body", "Due")  # of a table of delayed messages
-# seconds that one task waits for tables that others lock, for all its destinations together
+DELAYED_COLUMNS = ("Headers", "Body", "Due")  # columns of a table of delayed messages
+# How many seconds one task waits for tables that other sessions lock. This is the sum for all its
+# destinations.
 LOCK_PATIENCE = 2.0
-# These failures are no fault of a destination, and are raised: another attempt may succeed, or a
-# DBA ended this one.
+# These failures are not the fault of a destination, so they are raised. Another attempt may
+# succeed, or a DBA has ended this attempt.
 PASSING_FAILURES = (*TRANSIENT, errors.Cancelled, errors.TimedOut)
-# Where only a header names the destination, these two are raised. Any other failure costs that
-# destination only.
+# If only a header names the destination, these two failures are raised. After any other failure,
+# only the messages for this destination are not sent.
 LOST = (errors.ConnectionLost, errors.Cancelled)
-MOST_FAILED = 10  # destinations that one transaction leaves out, before its failure is raised
+MOST_FAILED = 10  # how many destinations a transaction may leave out before a failure is raised
 
 
 class DestinationFailed(Exception):
     """
     A failure of one destination ended the whole transaction.
 
-    Only `run_without_failed` catches it. So code that calls `isolate` must run in its `work`.
+    Only `run_without_failed` catches this exception. So code that calls `isolate` must run inside
+    the `work` of `run_without_failed`.
     """
 
     def __init__(self, queue: QueueAddress, failure: errors.DatabaseFailure) -> None:
@@ -64,10 +67,11 @@ class DestinationFailed(Exception):
 
 def run_without_failed(work: Callable[[Reasons], T]) -> T:
     """
-    Run a transaction; when the failure of one destination ends it, run it again without that one.
+    Run a transaction. If the failure of one destination ends it, run it again without that one.
 
-    `work` is the whole transaction. Its argument has the destinations that failed before, and
-    `work` passes it to its `Destinations`. After MOST_FAILED destinations the failure is raised.
+    `work` is the whole transaction. Its argument holds the destinations that failed in earlier
+    runs, and `work` passes it to its `Destinations`. If one more than MOST_FAILED destinations
+    fails, the failure is raised.
     """
     failed: Reasons = {}
     while True:
@@ -83,15 +87,15 @@ class Destinations:
     """
     The tables that one transaction sends to.
 
-    The order of its verbs, in the transaction that is open:
+    The steps, in the transaction that is open:
 
-    1. Lock and check: `lock_and_check` raises why a table cannot be sent to, and `lock_each`
-       returns it for each table. A table that was accepted once is not locked again.
-    2. Insert: the caller does it, inside `isolate` if a failure is to be undone alone.
-    3. Confirm: `transaction` looks at the tables once more before the commit, where the database
-       has no such lock. The look of step 1 has asked for it.
+    1. Lock and check. If a table cannot be sent to, `lock_and_check` raises the reason, and
+       `lock_each` returns it for each table. A table that was accepted is not locked again.
+    2. Insert. The caller inserts, inside `isolate` if a failure is to be undone alone.
+    3. Look again. If the database has no lock for step 1, `transaction` looks at the tables once
+       more before the commit.
 
-    `find_refused` and `check` are looks without a lock, for whoever sends nothing now. A table that
+    `find_refused` and `check` look at tables without a lock, if nothing is sent now. A table that
     they accept must still be locked and checked before an insert.
     """
 
@@ -103,23 +107,24 @@ class Destinations:
         by_header: bool = False,
         failed: Reasons | None = None,
     ) -> None:
-        self.connection = connection  # in the transaction that sends
+        self.connection = connection  # has the transaction open that sends
         self.source = source  # the tables must have the owner of this queue
         self.by_header = by_header  # whether only a header directs messages there
-        # destinations that ended this transaction before, and why: see `run_without_failed`
+        # destinations whose failure ended an earlier run of this transaction: `run_without_failed`
         self.failed = failed or {}
-        # seconds that are left to wait for tables that others lock
+        # how many seconds are left of LOCK_PATIENCE
         self.patience = LOCK_PATIENCE
-        self._accepted: dict[tuple[str, ...], set[QueueAddress]] = {}  # by their columns
+        # the tables that were accepted, by the columns that they must have
+        self._accepted: dict[tuple[str, ...], set[QueueAddress]] = {}
 
     def find_refused(
         self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT_COLUMNS
     ) -> Reasons:
-        """Return which tables cannot be sent to, and why; lock nothing, run no code of a table."""
+        """Return which tables cannot be sent to, and why. Lock nothing, run no code of a table."""
         return look_at_tables(self.connection, [*dict.fromkeys(queues)], self._wanted(columns))[1]
 
     def check(self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT_COLUMNS) -> None:
-        """Raise why a table cannot be sent to; lock nothing."""
+        """Raise an error if a table cannot be sent to. Lock nothing."""
         for reason in self.find_refused(queues, columns).values():
             raise reason
 
@@ -129,7 +134,7 @@ class Destinations:
         columns: Sequence[str] = SENT_COLUMNS,
         source: QueueAddress | None = None,
     ) -> None:
-        """Lock and check tables; raise why one cannot be sent to, or has not the source's owner."""
+        """Lock and check tables. Raise if one cannot be sent to, or has not the source's owner."""
         new = self.undecided(queues, columns)
         use(self.connection, new, self._wanted(columns, source))
         self._accepted.setdefault(tuple(columns), set()).update(new)
@@ -140,7 +145,7 @@ class Destinations:
         columns: Sequence[str] = SENT_COLUMNS,
         source: QueueAddress | None = None,
     ) -> Reasons:
-        """Lock and check tables, each apart from the others; return why some cannot be sent to."""
+        """Lock and check each table apart from the others. Return why some cannot be sent to."""
         new = self.undecided(queues, columns)
         wanted = self._wanted(columns, source)
         reasons: Reasons = {queue: self.failed[queue] for queue in new if queue in self.failed}
@@ -158,13 +163,14 @@ class Destinations:
         self, queue: QueueAddress | None, work: Callable[[], None]
     ) -> errors.DatabaseFailure | None:
         """
-        Do something to a destination; if it fails, undo that alone. None: to several destinations.
+        Do `work` on a destination. If it fails, undo only this work.
 
-        A destination that another session locks is waited for. All those waits of a task together
-        take no longer than LOCK_PATIENCE, where only headers name the destinations.
+        `queue` is None if the work is on several destinations. If another session locks the
+        destination, this waits. If only headers name the destinations, all these waits of a task
+        together take no longer than LOCK_PATIENCE.
 
         Returns:
-            The failure; None: the work succeeded.
+            The failure, or None if the work succeeded.
 
         Raises:
             DestinationFailed: the failure of one destination ended the transaction.
@@ -187,7 +193,7 @@ class Destinations:
                 return error
             self.patience = max(0.0, self.patience - (time.monotonic() - started))
             self.connection.set_lock_timeout(self.patience)
-            # a statement that was slow for another reason has a longer limit
+            # a statement with a longer time limit was slow for another reason
             if queue is None or error.seconds > LOCK_PATIENCE:
                 return error
             name = self.connection.printed(queue)
@@ -200,14 +206,14 @@ class Destinations:
         """
         Look at all tables in one statement.
 
-        Where another session's ALTER makes that wait, each table is looked at alone.
+        If another session's ALTER makes this statement wait, look at each table alone.
 
         Returns:
             Why some tables could not be looked at.
         """
         all_places = [*places]
         if LOCKS["insert"] not in self.connection.lacks:
-            # the lock waits, and the look after it does not
+            # in this database only a lock waits for an ALTER, and a look does not
             look_at_some(all_places)
             return {}
         failures: dict[P, errors.DatabaseFailure] = {}

@@ -17,28 +17,29 @@ class SeqEnds:
 class Waiting:
     """The row of `peek`: how many messages wait, and at which seqs a batch can be cut."""
 
-    messages: int | None  # up to the limit; None: there is none
-    last: int | None  # seq of the last message that was counted
+    messages: int | None  # how many wait, counted up to the limit; None if no message waits
+    last: int | None  # the seq of the last message that was counted
     cuts: tuple[int, ...] | None  # the seq of every `grain`-th message: a batch can be cut there
 
 
-# How many of the lowest messages `sample` weighs. A test compares it with the statements.
+# How many messages with the lowest seqs `sample` weighs. A test compares this number with the
+# statements.
 SAMPLED = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The row of `sample`: what the messages with the lowest seqs of a queue show."""
+    """The row of `sample`: facts of the messages with the lowest seqs of a queue."""
 
-    bytes: float | None  # the mean size of the lowest messages
-    sent: str | None  # TimeSent of the lowest message
-    span: int | None  # from the lowest seq to the highest
+    bytes: float | None  # the mean size of these messages
+    sent: str | None  # the header TimeSent of the message with the lowest seq
+    span: int | None  # how many seqs there are from the queue's lowest to its highest
 
 
 @dataclass(frozen=True, slots=True)
 class AboveSequence:
-    """The row of `above_sequence`: messages whose seqs the queue's sequence has not given."""
+    """The row of `above_sequence`: messages with seqs that the queue's sequence has not given."""
 
-    given: int | None  # the highest seq that it has given; None: this login may not see it
-    first: int | None  # the lowest seq above it; None: there is none
-    messages: int  # how many have a seq above it, up to a limit
+    given: int | None  # the last seq that the sequence gave; None if the login may not see it
+    first: int | None  # the lowest seq above `given` in the queue; None if there is none
+    messages: int  # how many messages have a seq above `given`, counted up to a limit

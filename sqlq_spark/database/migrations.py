@@ -1,9 +1,9 @@
 """
 The versions of the state tables, and the steps from one to the next.
 
-A step is SQL that a DBA can read: migrations/<version>.sql of each dialect, a statement forward and
-one back. It begins with a test of the version, so it can run again. `sqlqueue install` runs the
-steps that are missing, and `sqlqueue script` prints all of them.
+A step is SQL that a DBA can read. Each dialect has it in migrations/<version>.sql, as a statement
+forward and a statement back. Each statement first tests the version, so it can run again.
+`sqlqueue install` runs the steps that are missing, and `sqlqueue script` prints all steps.
 
 How a later step is added: CONTRIBUTING.md, "A new version of the state tables".
 """
@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sqlq_spark.database.statements import StatementName
 
-STATE_VERSION = 4  # of this release; the statements of both dialects name the column `version_4`
-OLDEST_STATE_VERSION = 3  # the oldest version that a step begins with
+STATE_VERSION = 4  # the version of this release; all dialects' statements name a column `version_4`
+OLDEST_STATE_VERSION = 3  # the oldest version from which a step leads on
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What makes state tables of one version those of the next one."""
+    """How state tables of one version become tables of the next version."""
 
-    version: int  # of the tables after it
+    version: int  # the version of the tables after this step
     forward: StatementName
     back: StatementName
-    does: str  # for people
+    does: str  # what the step does, in words for people
     locks: str  # the state tables that are locked as a whole until the commit
 
     def describe(self) -> str:
@@ -50,12 +50,12 @@ STEPS = (
 
 
 def steps_from(version: int) -> tuple[Step, ...]:
-    """Return the steps from a version to this release's; none if no step begins with it."""
+    """Return the steps from a version to the version of this release, if there are such steps."""
     if version < OLDEST_STATE_VERSION:
         return ()
     return tuple(step for step in STEPS if step.version > version)
 
 
 def steps_back_to(version: int) -> tuple[Step, ...]:
-    """Return the steps back from the version of this release, in their order."""
+    """Return the steps back from this release's version to `version`, in the order to run them."""
     return tuple(step for step in reversed(STEPS) if step.version > version)

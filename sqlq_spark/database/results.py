@@ -3,12 +3,12 @@ The result of a statement: named columns, and rows of a type that the caller cho
 
 A row type is a frozen dataclass. It has a field for each column of one statement, in any order. A
 field with a default needs no column: the caller fills it later. Databases and drivers return
-different Python values for the same thing. The type of the field says what a value is turned into:
+different Python values for the same thing. The type of a field decides how its value is converted:
 
     datetime              an aware time in UTC
     tuple[int, …]         a list of numbers; SQL Server returns it as a text with commas
     tuple[datetime, …]    a list of times; SQL Server returns it as a text with commas
-    bytes                 bytes, also if the driver returns a bytearray
+    bytes                 bytes, even if the driver returns a bytearray
     anything else         the value as the driver returned it
 """
 
@@ -28,13 +28,13 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The columns of a result and their names; a statement without a result has no column."""
+    """The columns of a result and their names. If a statement has no result, there are none."""
 
     names: tuple[str, ...]
     columns: Sequence[Sequence[Any]]  # each column has one value for each row
 
     def rows(self, statement: str, row_type: type[R]) -> list[R]:
-        """Return the rows as instances of a row type; TypeError: its fields are other columns."""
+        """Return the rows as instances of a row type. TypeError if its fields are other columns."""
         kind: Any = row_type  # R is any class for mypy; `fields` wants a dataclass
         readers = field_readers(kind)
         if not self.names:
@@ -54,7 +54,7 @@ class Result:
         return [row_type(**dict(zip(self.names, row, strict=True))) for row in rows]
 
     def values(self, statement: str) -> list[Any]:
-        """Return the values of a result that has one column, or none."""
+        """Return the values of a result that has one column. If it has no column, return []."""
         if not self.names:
             return []
         if len(self.names) > 1:
@@ -78,7 +78,7 @@ def field_readers(row_type: type) -> dict[str, Callable[[Any], Any] | None]:
 
 
 def _reader_of(hint: Any) -> Callable[[Any], Any] | None:  # noqa: ANN401 - any type
-    """Return the function that converts values to this type; None: they need no conversion."""
+    """Return the function that converts values to a type. None if no conversion is needed."""
     kinds = {hint, *get_args(hint)} - {type(None)}
     if datetime in kinds and get_origin(hint) is not tuple:
         return read_time
@@ -89,7 +89,7 @@ def _reader_of(hint: Any) -> Callable[[Any], Any] | None:  # noqa: ANN401 - any 
 
 
 def read_time(value: datetime | str | None) -> datetime | None:
-    """Return a time in UTC; a value without a zone is in UTC already."""
+    """Return a time in UTC. A value without a zone already is in UTC."""
     if value is None:
         return None
     time = datetime.fromisoformat(value) if isinstance(value, str) else value
@@ -97,7 +97,7 @@ def read_time(value: datetime | str | None) -> datetime | None:
 
 
 def read_numbers(value: str | Sequence[int] | None) -> tuple[int, ...] | None:
-    """Return numbers as a tuple; `value` is a list, or a text with commas."""
+    """Return numbers as a tuple. `value` is a list, or a text with commas."""
     if value is None:
         return None
     numbers = value.split(",") if isinstance(value, str) else value
@@ -105,7 +105,7 @@ def read_numbers(value: str | Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 def read_times(value: str | Sequence[datetime] | None) -> tuple[datetime, ...]:
-    """Return times as a tuple; `value` is a list, a text with commas, or None for no times."""
+    """Return times as a tuple. `value` is a list, a text with commas, or None for no times."""
     texts = value.split(",") if isinstance(value, str) else (value or ())
     return tuple(time for time in map(read_time, texts) if time is not None)
 

@@ -1,11 +1,11 @@
 """
 Create the state tables, and create queues as the transport creates them.
 
-Each function can run again without harm, and two installers can run it at the same time. `sqlqueue
-script` prints the same statements for a DBA, without connecting to a database.
+Each function can run again without harm, and two installers can call it at the same time.
+`sqlqueue script` prints the same statements for a DBA, without connecting to a database.
 
 The table `trail` records the operators' actions: purge, return, drop and retire. An entry says who
-did it, to which queue, and to how many messages. It is written in the transaction of the action.
+acted, on which queue, and on how many messages. The transaction of the action writes the entry.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ NO_TRAIL = (
 class Installed:
     """What an install did."""
 
-    before: int | None  # the version of the state tables; None: there were none
-    after: int
+    before: int | None  # the version of the state tables before; None if there were no tables
+    after: int  # the version of the state tables now
 
 
 def install(connection: Connection) -> Installed:
     """
-    Create the connection's state tables, or make those of an earlier version this release's.
+    Create the connection's state tables. If there are tables of an earlier version, update them.
 
-    Tables of this version are neither changed nor locked. All steps are one transaction.
+    Tables of this release's version are neither changed nor locked. All steps are one transaction.
 
     Raises:
-        RightMissing: the login may not create schemas or tables, or does not own these.
+        RightMissing: the login may not create schemas or tables, or does not own the tables.
         StateOfOther: an untrusted login owns the existing tables, and could run code as this login.
         StateTooOld, StateTooNew: no step leads from the tables to this release.
-        InstallBlocked: other sessions use the tables, or create them.
+        InstallBlocked: other sessions are using or creating the tables.
     """
     with change_state(connection):
         connection.run("install_schema")
@@ -81,12 +81,13 @@ def install(connection: Connection) -> Installed:
 
 def step_back(connection: Connection, version: int) -> Installed:
     """
-    Make the state tables those of an earlier version, for an older release.
+    Turn the state tables back into an earlier version, for an older release.
 
     Raises:
         StateNotInstalled, StateTooOld, StateTooNew: there are no tables of this release's version.
-        StatementFailed: a row has a value that the version does not know. Nothing was changed.
-        StateOfOther, RightMissing, InstallBlocked: as `install`.
+        StatementFailed: a row has a value that the older version does not know. Nothing was
+            changed.
+        StateOfOther, RightMissing, InstallBlocked: as in `install`.
     """
     with change_state(connection):
         check_state(connection)
@@ -97,7 +98,7 @@ def step_back(connection: Connection, version: int) -> Installed:
 
 @contextmanager
 def change_state(connection: Connection) -> Iterator[None]:
-    """Change the state tables in one transaction, which waits for no lock longer than LOCK_WAIT."""
+    """Change the state tables in one transaction. It waits up to LOCK_WAIT seconds for a lock."""
     wait = min(LOCK_WAIT, connection.timeout)
     try:
         with transaction(connection):
@@ -115,7 +116,7 @@ def change_state(connection: Connection) -> Iterator[None]:
 
 
 def find_version(connection: Connection) -> int | None:
-    """Return the version of the state tables; None: this login sees none."""
+    """Return the version of the state tables. Return None if this login sees no state tables."""
     if not connection.columns(QueueAddress("version", connection.state)):
         return None
     version: int | None = connection.value("version")
@@ -123,14 +124,14 @@ def find_version(connection: Connection) -> int | None:
 
 
 def pending_steps(connection: Connection) -> tuple[Step, ...]:
-    """Return the steps that an install would take. Raises StateOfOther."""
+    """Return the steps that `install` would run. Raises StateOfOther."""
     check_state_owners(connection)
     version = find_version(connection)
     return () if version is None else steps_from(version)
 
 
 def name_sessions(connection: Connection) -> str:
-    """Name the sessions that hold state tables, as far as this login sees them."""
+    """Return names of the sessions that hold state tables, as far as this login sees them."""
     try:
         with transaction(connection):
             blockers = connection.rows("blockers", Blocker, seconds=0.0)
@@ -146,9 +147,9 @@ def name_sessions(connection: Connection) -> str:
 
 def check_state(connection: Connection) -> None:
     """
-    Make sure that the state tables may be used, and that they have this version.
+    Check that the state tables may be used, and that they have the version of this release.
 
-    Their owners are checked before any of their rows is read.
+    The owners of the tables are checked before any row of the tables is read.
 
     Raises:
         StateOfOther, StateNotInstalled, StateTooOld, StateTooNew.
@@ -170,7 +171,7 @@ def other_version(state: str, found: int) -> errors.StateTooOld | errors.StateTo
 
 
 def check_state_owners(connection: Connection) -> None:
-    """Raise StateOfOther if the state schema must not be used; only the catalogue is read."""
+    """Raise StateOfOther if the state schema must not be used. Only the catalogue is read."""
     trusted = connection.trusted.values(connection.names)
     faults = connection.rows("state_faults", Fault, tables=None, **trusted)
     if faults:
@@ -186,7 +187,7 @@ def check_state_owners(connection: Connection) -> None:
 
 
 def state_parts(connection: Connection) -> dict[str, str]:
-    """Return the state tables and indexes: name → the statements that create it."""
+    """Return, for the name of each state table or index, the statements that create it."""
     dialect = dialect_named(connection.names.dialect)
     text = re.sub("^    ", "", dialect.STATEMENTS["install_state"], flags=re.MULTILINE)
     parts: dict[str, str] = {}
@@ -232,10 +233,10 @@ def use_state(connection: Connection, state: str) -> Iterator[None]:
 
 def has_trail(connection: Connection) -> bool:
     """
-    Return whether operators' actions are recorded.
+    Whether operators' actions are recorded.
 
-    They are, if this login may use the state schema and the schema has the table `trail`. If the
-    login may not insert into that table, `record_action` fails later.
+    Actions are recorded if this login may use the state schema and the schema has the table
+    `trail`. If the login may not insert into that table, `record_action` fails later.
     """
     try:
         check_state_owners(connection)
@@ -252,10 +253,10 @@ def record_action(
     receipt: tuple[str, int, int] | None = None,
 ) -> None:
     """
-    Write an entry into the trail, in the open transaction; `receipt` is stream, batch and task.
+    Write an entry into the trail, in the open transaction. `receipt` is (stream, batch, task).
 
     Raises:
-        RightMissing: the login may not insert the entry. The transaction is undone, and with it the
+        RightMissing: the login may not insert the entry. The transaction is undone, and so is the
             action.
     """
     stream, batch, task = receipt or (None, None, None)
@@ -272,9 +273,9 @@ def record_action(
 
 def create_queue(connection: Connection, queue: QueueAddress, *, body_string: bool = False) -> None:
     """
-    Create a queue's table, if it is absent; the second of two creators waits for the first.
+    Create a queue's table, if it is absent. If two sessions create it, one waits for the other.
 
-    `body_string` adds the column BodyString, also to a table that exists already.
+    If `body_string`, the column BodyString is added, even if the table exists already.
     """
     _create(connection, "create_queue", queue, body_string=body_string)
 
@@ -290,7 +291,7 @@ def create_subscriptions(connection: Connection, table: QueueAddress) -> None:
 
 
 def check_owner(connection: Connection, table: QueueAddress) -> None:
-    """Raise TableRefused for a table that was there, and whose owner is not trusted."""
+    """Raise TableRefused if a table existed before and its owner is not trusted."""
     for reason in look_at_tables(connection, [table], INSERT)[1].values():
         raise reason
 
@@ -303,10 +304,11 @@ def _create(
     body_string: bool = False,
 ) -> None:
     """
-    Create a table; try again if another installer has created it at the same time.
+    Create a table. Try again if another installer has created it at the same time.
 
-    On PostgreSQL an endpoint's installer does not take our lock. Then the database makes us wait
-    for that installer, and reports that the table exists. The second attempt finds the table.
+    On PostgreSQL an endpoint's installer does not take our lock. If one is at work, the database
+    makes us wait for it, and then reports that the table exists. The second attempt finds the
+    table.
     """
     name = statement.removeprefix("create_")  # the table's name in the statement's braces
 

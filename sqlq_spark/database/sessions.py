@@ -1,18 +1,19 @@
 """
-Sessions with the database. They are opened where Spark calls us, and reopened where that is safe.
+Sessions with the database. They are opened when Spark calls us, and reopened when that is safe.
 
-The work of `Session.run_with_retries` must consist of whole transactions that may run twice.
+The `work` of `Session.run_with_retries` must consist of whole transactions that may run twice.
 Receiving, acknowledging, staging and dispatching may run twice, because each of them first checks
-what was done before.
+what has been done before.
 
 A session can keep its connection when it ends well. The next session of the same process takes that
 connection, if it begins within IDLE seconds. Connecting takes 35 ms or more. The task of a small
 batch takes only 10 ms.
 
-With the option `credentials` a function gives a password at each connect, because some expire. Only
-the option's text is stored, sent to executors or shown. One attempt to connect gets the password,
-and nothing else does. An error of the function may quote it, so the error says only what was raised
-and where. Some databases take a token where others take a password.
+The option `credentials` names a function, which returns a password for each attempt to connect,
+because some passwords expire. Only the text of the option is stored, sent to executors or shown.
+The password is used for that attempt and nowhere else. An error of the function may quote the
+password, so our error says only what was raised and where. Some databases take a token instead of a
+password.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq_spark")
 T = TypeVar("T")
 
-ATTEMPTS = 7
+ATTEMPTS = 7  # how often the work is tried
 LONGEST_PAUSE = 5.0  # seconds; the pauses between all ATTEMPTS add up to about 10
-# Seconds that we wait for a server that was reached before and is now absent. A failover of an
+# How many seconds we wait for a server that was reached before and is now absent. A failover of an
 # availability group takes 10 to 60 s. A serverless database resumes within a minute.
 FAILOVER = 90.0
 # errors during a failover: the server is absent, or its database is still recovering
@@ -52,12 +53,13 @@ ABSENT = (
     errors.NotReachable,
 )
 reached_urls: set[str] = set()  # urls that led to a database in this process
-# worth another attempt with the option `credentials`, which then gives another password or token; a
-# server that does not speak English refuses a login in words that are not known
+# With the option `credentials`, another attempt is made after these errors, because it gets a new
+# password or token. ConnectionUnclear is among them: if a server does not speak English, the words
+# in which it refuses a login are not known.
 EXPIRED = (errors.CredentialsFailed, errors.LoginRefused, errors.ConnectionUnclear)
 IDLE = 20.0  # seconds after which a kept connection is closed, if no session takes it
-UNSENDABLE = re.compile(r"[\0\ud800-\udfff]")  # in a password: NUL, or half of a surrogate pair
-LONGEST_REASON = 500  # characters of an error of azure-identity or boto3 that are shown
+UNSENDABLE = re.compile(r"[\0\ud800-\udfff]")  # in a password: NUL, or half a surrogate pair
+LONGEST_REASON = 500  # how many characters of an error of azure-identity or boto3 are shown
 
 
 class Session:
@@ -76,7 +78,7 @@ class Session:
         # whether the next session of this process may take the connection, if the `with` block ends
         # without an error; no transaction may be open then
         self._keep_connection = keep_connection
-        # whether another process has reached the url, as Spark's driver has before its tasks run
+        # whether another process has reached the url: Spark's driver has, before its tasks run
         self._was_reached = was_reached
         self._connection: Connection | None = None
 
@@ -93,15 +95,15 @@ class Session:
         """
         Run `work`, and run it again with growing pauses after a failure that may pass.
 
-        Such failures are a lost connection, a deadlock, a lock that others hold for too long, a
-        receipt of another attempt, a full log, and a server that is short of memory or space. If
-        the answer to a commit is lost, `work` must find out whether it was committed.
+        Failures that may pass are a lost connection, a deadlock, a lock that others hold for too
+        long, a receipt of another attempt, a full log, and a server that is short of memory or
+        space. If the answer to a commit is lost, `work` must find out whether the commit was done.
 
-        With the option `credentials` a refused login is such a failure too, because the password
-        may have expired. An error of the service that returns the password is one too.
+        With the option `credentials` two more failures may pass: a refused login, because the
+        password may have expired, and an error of the service that returns the password.
 
         If the server was reached before and is lost, we wait for it for FAILOVER seconds. If it was
-        never reached, we do not wait so long, because the url is probably wrong.
+        never reached, the wait is shorter, because the url is probably wrong.
 
         Raises:
             StateTooOld, StateTooNew: a statement found that the state tables have another version.
@@ -120,11 +122,11 @@ class Session:
                         self.close()
                         raise
                     except errors.StateChanged:
-                        # statements name the column of their version, which a later step renames
+                        # a statement names the version column, and a later step has renamed it
                         check_state(self.open())
                         raise
         except errors.SqlQueueError as error:
-            # Spark prints every frame of the traceback; 25 of them would be those of the retries
+            # Spark prints every frame of the traceback, and the retries alone have 25 frames
             raise error.with_traceback(None) from None
         raise AssertionError  # pragma: no cover - stamina has raised the last error before
 
@@ -143,21 +145,21 @@ class Session:
 
     @property
     def _key(self) -> object:
-        """Sessions with equal keys may share a connection; a forked process has other keys."""
+        """Sessions with equal keys may share a connection. A forked process has other keys."""
         options = self.options
         place = options.url, options.credentials, options.query_timeout
-        # these options decided whether the state schema was accepted when the session was opened
+        # these options decide whether the state schema is accepted when a session is opened
         state = options.state_schema, options.trusted.state_schema, options.trusted_owners
         return os.getpid(), place, state, type(self)
 
     def _retry_rule(self) -> Callable[[Exception], bool]:
         """Return a function that says whether `work` may run again after an error."""
         absences: list[float] = []  # when the server was absent, by this process's clock
-        failures: list[float] = []  # when another failure occurred
+        failures: list[float] = []  # when any other failure occurred, by the same clock
 
         def may_follow(error: Exception) -> bool:
             is_known = self._was_reached or self.options.url in reached_urls
-            # a read-only server has answered: the url may name a standby by mistake
+            # a read-only server is not absent, it answers: the url may name a standby by mistake
             is_absent = isinstance(error, ABSENT) and not isinstance(error, errors.ReadOnly)
             is_lost = is_known and is_absent
             times = absences if is_lost else failures
@@ -198,7 +200,7 @@ class StateSession(Session):
 
 
 class Idle:
-    """Kept connections of sessions that ended, one for each key; threads may share it."""
+    """The kept connections of sessions that ended, one for each key. Threads may share this."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -212,7 +214,7 @@ class Idle:
         return connection
 
     def keep(self, key: object, connection: Connection) -> None:
-        """Keep a connection without a transaction; close it if the key has one already."""
+        """Keep a connection that has no transaction open. Close it if the key has one already."""
         timer = threading.Timer(IDLE, self._close, (key, connection))
         timer.daemon = True
         with self._lock:
@@ -260,7 +262,7 @@ def ask_credential(url: str, credentials: str) -> str:
         raise errors.CredentialsFailed(
             option="credentials", credentials=credentials, reason=reason
         ) from None
-    # a text that a url can hold and a server can get
+    # the password must be a text that can be put into a url and sent to a server
     if not isinstance(credential, str) or credential == "" or UNSENDABLE.search(credential):
         expected = "a function that returns the password, a text that is not empty"
         raise errors.BadOption(
@@ -272,12 +274,12 @@ def ask_credential(url: str, credentials: str) -> str:
 
 
 def find_function(credentials: str) -> Callable[[str], object]:
-    """Import the function that a text `package.module:function` names; raise BadOption."""
+    """Import the function that a text `package.module:function` names. Raises BadOption."""
     module, _, name = credentials.partition(":")
     try:
         function = getattr(import_module(module), name)
     except Exception as error:  # noqa: BLE001 - a module may raise anything
-        # the texts of these two quote only names of modules and functions
+        # an ImportError and an AttributeError quote only names of modules and functions
         is_harmless = isinstance(error, (ImportError, AttributeError))
         reason = describe_error(error) if is_harmless else locate_error(error)
         expected = f"a function that every driver and executor can import ({reason})"
@@ -289,7 +291,7 @@ def find_function(credentials: str) -> Callable[[str], object]:
 
 
 def describe_value(value: object) -> str:
-    """Return what kind of value it is, without showing the value."""
+    """Return what kind of value a function has returned, without showing the value."""
     if isinstance(value, str):
         return "a text that cannot be sent" if value else "an empty text"
     return type(value).__qualname__

@@ -1,4 +1,4 @@
-"""Row types of the state tables that both streams and operators' commands read."""
+"""Types of rows of the state tables that both streams and operators' commands read."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class HeldReceipt:
     settled: bool
     created: datetime
     seen: datetime | None  # when the stream last wrote to its row
-    login: str  # the one that wrote the receipt
-    entitled: bool  # whether that login may receive from the queue
+    login: str  # the login that wrote the receipt
+    entitled: bool  # whether the login that wrote the receipt may receive from the queue
 
     @property
     def key(self) -> tuple[str, int, int]:

@@ -3,7 +3,7 @@ The statements of the databases, by name.
 
 Each database has the same SQL files, with the same statements in the same order. Its dialect lists
 in LACKS the statements that it does not have. `StatementName` lists all names, so that mypy finds a
-typo in a call. A file with other statements fails when it is loaded.
+typo in a call. If the files have other statements, loading them raises an error.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Statements(dict[str, str]):
     @classmethod
     def load(cls, dialect: str, lacks: frozenset[StatementName]) -> Self:
         """
-        Read a dialect's SQL files; the dialect exports the result as STATEMENTS.
+        Read a dialect's SQL files. The dialect exports the result as STATEMENTS.
 
         Raises:
             RuntimeError: the files do not have exactly the statements of StatementName in their
@@ -122,12 +122,13 @@ class Statements(dict[str, str]):
         """
         Split a dialect's SQL files, in the order of FILES, at lines `-- name:` and `-- part:`.
 
-        A line `-- name:` begins a statement. A line `-- part:` begins a text that statements
-        contain. The text of a part, without its comments, replaces its name in braces. A statement
-        may be contained in other statements in the same way.
+        A line `-- name:` begins a statement. A line `-- part:` begins a part, which is a text that
+        statements contain. If a statement has the name of a part in braces, the text of the part
+        replaces it, without comments. A statement may be contained in other statements in the same
+        way.
 
-        With `comments` the comments of statements are kept. A comment at the head of a statement
-        that a blank line follows is left out, because it does not belong into a script.
+        With `comments` the comments of statements are kept. But a comment at the head of a
+        statement is left out if a blank line follows it: it does not belong into a script.
         """
         text = "\n".join(sql(dialect, name) for name in FILES)
         _, *pieces = re.split(r"^-- (name|part): *(\w+) *$", text, flags=re.MULTILINE)
@@ -149,7 +150,7 @@ def repeat(text: str, tables: Iterable[str]) -> str:
     """
     Repeat a statement that contains {at} for each of its queues, joined by UNION ALL.
 
-    {at} becomes the number of the queue in the list, from 0 on.
+    {at} becomes the number of the queue in the list of queues, from 0 on.
     """
     if "{at}" not in text:
         return text
@@ -162,7 +163,7 @@ def repeat(text: str, tables: Iterable[str]) -> str:
 
 
 def _include(text: str, part: str, inner: str) -> str:
-    """Replace {part} by the text `inner`, indented as the line that contains {part}."""
+    """Replace {part} by the text `inner`. Indent it as the line that contains {part}."""
     if f"{{{part}}}" not in text:
         return text
     return re.sub(

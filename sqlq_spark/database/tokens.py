@@ -1,7 +1,8 @@
 """
-Tokens of a cloud's services, which a login uses instead of a password.
+Tokens of cloud services. A login uses a token instead of a password.
 
-The packages are of the extras `azure` and `aws`, and imported when a session connects.
+The packages of these services belong to the extras `azure` and `aws`. They are imported when a
+session connects.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from sqlq_spark import errors
 
 
 def azure_token(scope: str) -> str:
-    """Return a token of Microsoft Entra for a kind of database."""
+    """Return a token of Microsoft Entra. `scope` names the kind of database that it is for."""
     token: str = azure_credential().get_token(scope).token
     return token
 
 
 @cache
 def azure_credential() -> Any:  # noqa: ANN401 - of a package of an extra
-    """Return one credential for each process: it keeps a token until shortly before its end."""
+    """Return the credential of this process. It keeps a token until shortly before it expires."""
     return import_extra("azure.identity", "azure-identity", "azure").DefaultAzureCredential()
 
 

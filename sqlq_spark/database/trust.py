@@ -1,5 +1,5 @@
 """
-Whose table is it? This is the one rule for all tables that are read or written.
+Who owns a table? This module has the one rule for all tables that are read or written.
 
 The owner of a table can add code to it at any moment. That code runs with the rights of the login
 that uses the table. So a table is used only if the statement `table_owners` finds no fault:
@@ -8,8 +8,9 @@ that uses the table. So a table is used only if the statement `table_owners` fin
 - The owners of the table and of its schema are trusted.
 - Nobody else has added a trigger. If rows are deleted, nobody else has added a foreign key.
 
-A transaction first locks the table, then looks at it, then uses it. The lock keeps the table as the
-look found it. In a database without such a lock the transaction looks again before its commit.
+A transaction first locks the table, then looks at it, then uses it. While it holds the lock, nobody
+can change the definition of the table. In a database without such a lock the transaction looks
+again before its commit.
 `Connection.trusted` says which owners the user trusts, and which tables are used whoever owns them.
 """
 
@@ -38,7 +39,7 @@ class Fault:
     """A row of `state_faults`: why a table or the state schema must not be used."""
 
     fault: str | None
-    role: str | None  # the role that is not trusted; None: the fault is another one
+    role: str | None  # the role that is not trusted; None if the fault is not about a role
     is_super: bool  # whether this session can become a superuser
 
 
@@ -46,13 +47,13 @@ class Fault:
 class TableFacts(Fault):
     """What the database knows of a table: a row of `table_owners`."""
 
-    place: int  # in the list of tables that the statement got
-    identity: int  # of the table as long as it exists
+    place: int  # the place of the table in the list that the statement got
+    identity: int  # the same number as long as the table exists
     catalog: str | None
     here: bool  # whether the table is in the database of the connection
     schema: str
     table: str
-    missing: str | None  # what is wrong with its columns: the first one that no queue has like this
+    missing: str | None  # what is wrong with the first missing or wrong column; None if all fit
     may_insert: bool
     owner: str
 
@@ -62,8 +63,8 @@ class Use:
     """What tables are used for, and what they must have beside a trusted owner."""
 
     how: Access
-    columns: Sequence[str] = ()  # that the tables must have
-    source: QueueAddress | None = None  # a queue whose owner the tables must have
+    columns: Sequence[str] = ()  # columns that the tables must have
+    source: QueueAddress | None = None  # a queue: its owner must also own the tables
     by_header: bool = False  # whether only a header names the tables
 
 
@@ -74,7 +75,7 @@ def use(
     connection: Connection, queues: Iterable[QueueAddress], wanted: Use, role: str = "queue"
 ) -> None:
     """
-    Lock tables in the open transaction, and make sure that they may be used.
+    Lock tables in the open transaction, and check that they may be used.
 
     Raises:
         QueueNotFound, RightMissing, NotAQueue, TableRefused.
@@ -88,7 +89,7 @@ def use(
 
 def use_delayed(connection: Connection, queue: QueueAddress, wanted: Use) -> QueueAddress:
     """
-    Lock and check a queue's table of delayed messages as `use`, and return its address.
+    Lock and check a queue's table of delayed messages as `use` does. Return its address.
 
     The owner of the table must be the owner of the queue.
     """
@@ -101,7 +102,8 @@ def check_locked(connection: Connection, queues: Sequence[QueueAddress], wanted:
     """
     Return which of the locked tables must not be used, and why.
 
-    Where the database has no such lock, `transaction` looks at the others again before the commit.
+    If the database has no lock for a table's definition, `transaction` looks again before the
+    commit at the tables that may be used.
     """
     before, reasons = look_at_tables(connection, queues, wanted)
 
@@ -119,7 +121,7 @@ def check_locked(connection: Connection, queues: Sequence[QueueAddress], wanted:
 def look_at_tables(
     connection: Connection, queues: Sequence[QueueAddress], wanted: Use
 ) -> tuple[dict[QueueAddress, TableFacts], Reasons]:
-    """Return what is known of the tables that are there, and why some must not be used."""
+    """Return the facts of the tables that exist, and why some tables must not be used."""
     if not queues:
         return {}, {}
     names = connection.names
@@ -144,7 +146,7 @@ def look_at_tables(
 def reason_of(  # noqa: PLR0911 - each return is one kind of error
     connection: Connection, queue: QueueAddress, tables: dict[QueueAddress, TableFacts], wanted: Use
 ) -> errors.SqlQueueError | None:
-    """Return why a table must not be used; None: it may be used."""
+    """Return why a table must not be used. Return None if it may be used."""
     name = connection.printed(queue)
     table = tables.get(queue)
     if wanted.by_header and (table is None or table.missing is not None or not table.may_insert):
@@ -154,7 +156,7 @@ def reason_of(  # noqa: PLR0911 - each return is one kind of error
     is_allowed = connection.trusted.allows(
         table.catalog, table.schema, table.table, here=table.here
     )
-    # before the columns: the type of a column may be the owner's own
+    # the owner is checked before the columns, because a column may have a type of this owner
     if table.role is not None and not is_allowed:
         advice, value = advise(connection, [table])
         return errors.OwnerNotTrusted(
@@ -176,7 +178,7 @@ def reason_of(  # noqa: PLR0911 - each return is one kind of error
 
 
 def advise(connection: Connection, faults: Sequence[Fault]) -> tuple[str, str]:
-    """Return what a superuser should do first, and the setting that trusts the roles of faults."""
+    """Return what a superuser should do first, and the setting that trusts all these roles."""
     untrusted = [fault.role for fault in faults if fault.role is not None]
     roles = dict.fromkeys([*connection.trusted.roles, *untrusted])
     advice = errors.USE_AN_ORDINARY_LOGIN if faults[0].is_super else ""

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from sqlq_spark.datasource.write import BatchWriter, StreamWriter
 
 APPEND = "append: sending adds to a queue"
-# type names of SourceOptions.columns → Spark's types. A DDL text is not used, because a session can
-# change its meaning: with spark.sql.timestampType=TIMESTAMP_NTZ a `timestamp` has no time zone.
+# type names of SourceOptions.columns → Spark's types. DDL is not used, because a session can change
+# what it means: with spark.sql.timestampType=TIMESTAMP_NTZ a `timestamp` has no time zone.
 TYPES: dict[str, DataType] = {
     "string": StringType(),
     "timestamp": TimestampType(),
@@ -51,8 +51,8 @@ TYPES: dict[str, DataType] = {
 class DefaultSource(DataSource):
     """The format `sqlqueue`."""
 
-    cores: int | None = None  # cores of the cluster; None: `register` was not called
-    application: str | None = None  # the application's name; None: not known
+    cores: int | None = None  # cores of the cluster; None if `register` was not called
+    application: str | None = None  # the application's name; None if it is not known
 
     @classmethod
     def name(cls) -> str:
@@ -68,7 +68,7 @@ class DefaultSource(DataSource):
         return columns
 
     def reader(self, schema: StructType) -> BrowseReader:
-        """Return a reader that browses a queue; it deletes nothing."""
+        """Return a reader that browses a queue and deletes nothing."""
         from sqlq_spark.datasource.browse import (  # noqa: PLC0415
             BrowseReader,
             FilteringBrowseReader,
@@ -79,7 +79,7 @@ class DefaultSource(DataSource):
         return kind(SourceOptions.parse(self.options, cores=self.cores), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader | RefusedStreamReader:
-        """Return a reader that receives messages, or one that raises why there is none."""
+        """Return a reader that receives messages, or one that raises why it cannot."""
         from sqlq_spark.datasource.stream import StreamReader  # noqa: PLC0415
 
         try:
@@ -116,10 +116,10 @@ class DefaultSource(DataSource):
 
 class RefusedStreamReader(DataSourceStreamReader):
     """
-    Stands for a reader that could not be made, and raises its error at Spark's first call.
+    Stands for a reader that could not be made. It raises the error at Spark's first call.
 
-    Spark's runner (4.0 to 4.3) hides an error that `streamReader` raises. It tries to stop the
-    reader that it never got, and reports the UnboundLocalError of that attempt.
+    If `streamReader` itself raises an error, Spark's runner (4.0 to 4.3) hides it. The runner tries
+    to stop the reader that it never got, and reports the UnboundLocalError of that attempt.
     """
 
     def __init__(self, error: SqlQueueError) -> None:
@@ -146,9 +146,9 @@ def refuse_table(options: Mapping[str, str]) -> None:
     """
     Refuse CREATE TABLE with OPTIONS or TBLPROPERTIES.
 
-    For such a statement Spark asks for the columns, and adds the table's properties to the options:
-    `provider`, `owner` and others. When the table is read or written later, Spark passes on neither
-    the options nor the properties (Spark 4.0 to 4.3).
+    At such a statement Spark asks for the columns, and adds the table's properties to the options:
+    `provider`, `owner` and others. When the table is read or written later, Spark passes neither
+    the options nor the properties to this class (Spark 4.0 to 4.3).
 
     Raises:
         OptionsOfTable.

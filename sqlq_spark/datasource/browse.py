@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 
-# a read of none of these columns reads no headers and bodies
+# If a read asks for none of these columns, headers and bodies are not read from the database.
 HEAVY_COLUMNS = {"headers", "body", "correlationId", "replyToAddress", "corruptHeaders"}
 
 
@@ -38,17 +38,17 @@ class RangePartition(InputPartition):
 
 
 class BrowseReader(DataSourceReader):
-    """`spark.read`: what waits now, in parallel, by seq within a partition."""
+    """`spark.read`: read what waits now, in parallel. The rows of a partition are sorted by seq."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        """Start. `schema` has the columns that the user asked for; by default it is all."""
+        """Check the columns. `schema` has those that the user asked for: by default, all."""
         options.check_columns(column_types(schema))
         self.options = options
         self.columns = schema
         self.wanted = browse.ALL
 
     def partitions(self) -> Sequence[RangePartition]:
-        """Split what waits now into even ranges of seqs. What comes later is not read."""
+        """Split what waits now into even ranges of seqs. Messages that come later are not read."""
         with Session(self.options, "browse", keep_connection=True) as session:
             ranges = session.run_with_retries(
                 lambda connection: browse.split_queues(
@@ -63,7 +63,7 @@ class BrowseReader(DataSourceReader):
         return [RangePartition(*queue_range) for queue_range in ranges or nothing]
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """Page through a range. It stops as soon as Spark does."""
+        """Page through a range. This stops as soon as Spark stops reading."""
         schema = to_arrow_schema(self.columns)
         options = self.options
         queue = partition.queue
@@ -82,10 +82,14 @@ class BrowseReader(DataSourceReader):
 
 
 class FilteringBrowseReader(BrowseReader):
-    """A browse in a process where Spark pushes filters. Elsewhere Spark refuses this class."""
+    """
+    The BrowseReader for a Spark that pushes filters down: see `pushes_filters`.
+
+    Other Sparks refuse a reader with `pushFilters`.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
-        """Take over the filters that narrow what is read, and give back those left to Spark."""
+        """Narrow what is read by the filters. Yield the filters that Spark must still apply."""
         for condition in filters:
             self.wanted, is_done = self.wanted.narrow(condition)
             if not is_done:

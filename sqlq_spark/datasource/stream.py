@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
     from sqlq_spark.options import SourceOptions
 
-# Spark asks an idle query for its latest offset every 10 ms. Measured: that takes 45 ms of CPU in a
-# second, and 25 ms if each answer comes after IDLE seconds. A query that is busy with another
-# source asks again later than POLLED seconds, and is answered at once.
+# Spark asks an idle query for its latest offset every 10 ms. Measured: that takes 45 ms of CPU each
+# second if the answers come at once, and 25 ms if each answer comes after IDLE seconds. If Spark
+# asks later than POLLED seconds after the last answer, the query is busy with another source, and
+# is answered at once.
 IDLE = 0.05
 POLLED = 0.03
 
@@ -47,17 +48,17 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
     """`spark.readStream`: receive/driver.py runs on the driver, receive/task.py on executors."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        """Start. Spark builds several of these, and only one of them speaks to the database."""
+        """Check the columns. Spark makes several readers, and only one speaks to the database."""
         options.check_columns(spark_api.column_types(schema))
         self.options = options
         self.columns = schema
         self._driver: StreamDriver | None = None
-        self._last_end = INITIAL  # of the batch whose tasks Spark asked for last
-        self._answered = -inf  # when latestOffset returned last
+        self._last_end = INITIAL  # the end of the batch whose tasks Spark asked for last
+        self._answered = -inf  # the time of the last answer of latestOffset
 
     @property
     def driver(self) -> StreamDriver:
-        """The driver's side, made when it is first needed."""
+        """The driver's side of the stream. It is created when it is first needed."""
         if self._driver is None:
             from sqlq_spark.admin import doctor  # noqa: PLC0415 - a task needs none
 
@@ -65,11 +66,11 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         return self._driver
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return a constant, because Spark asks for it more than once."""
+        """Return a constant, because Spark calls this more than once."""
         return INITIAL.to_json()
 
     def getDefaultReadLimit(self) -> spark_api.ReadLimit:
-        """Return what Spark hands back to latestOffset."""
+        """Return the limit that Spark then passes to latestOffset."""
         return spark_api.ReadMaxRows(self.options.max_messages)
 
     def latestOffset(
@@ -80,9 +81,9 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         """
         Acknowledge `start`, and plan the batch after it.
 
-        Spark 4.0 and 4.1 do not give `start`. They ask for the tasks of the last batch in the
-        offset log at every start, and call this only if that batch is in the commit log. So `start`
-        is the end of the batch whose tasks Spark asked for last.
+        Spark 4.0 and 4.1 do not pass `start`. When a query starts, they ask for the tasks of the
+        last batch in the offset log. They call this method only if that batch is in the commit log.
+        So `start` must be the end of the batch whose tasks Spark asked for last.
         """
         if start is None:
             warn_once(
@@ -99,11 +100,11 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         return following.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """Report what the progress shows."""
+        """Return what Spark's progress shows as `latestOffset`."""
         return self.driver.report()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Freeze the end of this run."""
+        """Record the end of what this run of AvailableNow receives."""
         self.driver.freeze()
 
     def partitions(
@@ -111,13 +112,13 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         start: dict[str, Any],  # noqa: ARG002
         end: dict[str, Any],
     ) -> Sequence[TaskPartition]:
-        """Make the tasks of a batch from its offset alone, because a replay has nothing else."""
+        """Make the tasks of a batch from its offset: a replay of the batch has nothing else."""
         self._last_end = Offset.parse(end)
         tasks = self.driver.tasks(self._last_end)
         return [TaskPartition(group) for group in group_by_partition(self._last_end, tasks)]
 
     def read(self, partition: TaskPartition) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        """Receive on an executor, or hand out again what an earlier attempt received."""
+        """On an executor, receive, or return again what an earlier attempt has received."""
         schema = spark_api.to_arrow_schema(self.columns)
         for task in partition.tasks:
             work = partial(receive, task=task, spark_batch=spark_api.current_batch())
@@ -127,20 +128,20 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
                 rows = session.run_with_retries(work)
                 queue = session.open().canonical(task.queue)
             yield from (read_chunk(chunk, schema, queue) for chunk in record_batches(rows))
-            del rows  # before the next task takes its own
+            del rows  # frees the memory before the next task receives
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge `end`."""
         self.driver.acknowledge(Offset.parse(end))
 
     def stop(self) -> None:
-        """End the driver's session. Spark does not always call this."""
+        """Close the driver's session. Spark does not always call this method."""
         if self._driver is not None:
             self._driver.close()
 
 
 def read_chunk(chunk: pa.RecordBatch, schema: pa.Schema, queue: str) -> pa.RecordBatch:
-    """Return rows of a queue in the columns of a read. Log poison that is among them."""
+    """Return rows of a queue with the columns of a read. Log how many of them are poison."""
     batch = to_read_columns(chunk, schema, queue=queue)
     warn_of_poison(batch, queue)
     return batch

@@ -54,25 +54,25 @@ def look_ahead(options: SinkOptions) -> None:
             session.run_with_retries(partial(check_tables, options=options))
 
 
-# for a stream, because Spark makes a new writer for each micro-batch
+# A stream uses this one, because Spark makes a new writer for each micro-batch.
 look_ahead_once = cache(look_ahead)
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one task wrote; `staged` is None with delivery=atLeastOnce."""
+    """What one task wrote. With delivery=atLeastOnce `staged` is None."""
 
     staged: Staged | None
 
 
 class Writing:
-    """The common part of the writers of frames and streams."""
+    """What the writers of frames and of streams have in common."""
 
     def __init__(self, options: SinkOptions, schema: StructType, sender: str | None = None) -> None:
         """
-        Check the frame before anything is computed.
+        Check the frame before Spark computes it.
 
-        `sender` is OriginatingEndpoint, where the options do not have it.
+        `sender` is the header OriginatingEndpoint if the options do not set it.
 
         Raises:
             BadFrame.
@@ -102,7 +102,7 @@ class Writing:
         self.sent_by = name_sender(options.originating_endpoint or sender)
 
     def send(self, batches: Iterator[pa.RecordBatch], sink: str, sink_batch: int) -> Written:
-        """Stage or send the rows of one task, and wait as the options ask for it."""
+        """Stage or send the rows of one task, and wait if the options ask for it."""
         options = self.options
         context = TaskContext.get()
         partition = 0 if context is None else context.partitionId()
@@ -112,7 +112,7 @@ class Writing:
             options,
             f"sink {name}",
             keep_connection=True,
-            was_reached=sink_batch > 0,  # by the batches before this one
+            was_reached=sink_batch > 0,  # the batches before this one have reached the server
         )
         ask = session.run_with_retries
         spark_batch = current_batch()
@@ -123,10 +123,10 @@ class Writing:
                 partition=partition,
                 # a task that Spark tries again sends the same ids
                 seed=None if is_exactly_once else hashlib.sha256(name.encode()).digest()[:16],
-                # Decides what has expired since it was received. Only with asReceived is it asked.
+                # decides which messages have expired since they were received, with asReceived only
                 clock=partial(ask, read_clock),
-                # An endpoint on SQL Server with another default database would answer into that
-                # one, so an address names ours.
+                # The address names our database. Without it, an endpoint on SQL Server that has
+                # another default database would send its answer into that one.
                 own_address=lambda address: ask(lambda opened: opened.canonical(address)),
                 sent_by=self.sent_by,
                 padded=self.padded,
@@ -147,7 +147,7 @@ class Writing:
         messages: list[WriterCommitMessage | None],
         batchId: int = 0,  # noqa: ARG002
     ) -> None:
-        """Send what the tasks of a batch staged, in one transaction, unless it was sent before."""
+        """Send in one transaction what the tasks of a batch staged, unless it was sent before."""
         if staged := staged_in(messages):
             name = f"dispatch {staged[0].sink}/{staged[0].sink_batch}"
             with StateSession(
@@ -159,8 +159,8 @@ class Writing:
         """
         Delete what was staged for a batch that was aborted.
 
-        `final` says that the batch is never tried again. A failure is only logged, because Spark
-        reports why the write was aborted.
+        If `final`, the batch is never tried again. A failure to delete is only logged, because
+        Spark reports why the write was aborted.
         """
         if self.options.delivery != "exactlyOnce":
             return
@@ -173,7 +173,7 @@ class Writing:
 
 
 def staged_in(messages: list[WriterCommitMessage | None]) -> list[Staged]:
-    """Return what the tasks staged, of what Spark carried to the driver."""
+    """Return what the tasks staged, from the messages that Spark brought to the driver."""
     written = (message for message in messages if isinstance(message, Written))
     return [message.staged for message in written if message.staged is not None]
 
@@ -182,7 +182,7 @@ class BatchWriter(Writing, DataSourceArrowWriter):
     """`df.write`: one batch. With txnAppId and txnVersion a repeated batch is sent once."""
 
     def __init__(self, options: SinkOptions, schema: StructType, sender: str | None = None) -> None:
-        """Begin. Spark pickles this object to the executors and back to the driver."""
+        """Choose the sink. Spark pickles this object to the executors and back to the driver."""
         super().__init__(options, schema, sender)
         application = options.txn_app_id
         if options.max_rate is not None and application is None:
@@ -203,7 +203,7 @@ class BatchWriter(Writing, DataSourceArrowWriter):
         return self.send(iterator, self.sink, self.sink_batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
-        """Drop what was staged. Some tasks may still run."""
+        """Delete what was staged. Some tasks may still run."""
         self.discard(self.sink, self.sink_batch, final=self.options.txn_app_id is None)
 
 
@@ -214,7 +214,7 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
         """Stage or send one task's rows of a micro-batch."""
         spark_batch = current_batch()
         if spark_batch.query_id is None or spark_batch.number is None:
-            # without them two queries would share a row of the dispatch log and lose messages
+            # without both, two queries would share a row of the dispatch log and lose messages
             raise SqlQueueError(
                 reason="Spark did not give this task its query and batch, so a stream cannot send "
                 "once. Use foreachBatch with txnAppId and txnVersion"
@@ -222,7 +222,7 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
         return self.send(iterator, f"query:{spark_batch.query_id}", spark_batch.number)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
-        """Drop what was staged. The next batch drops what this process does not know of."""
+        """Delete what was staged. What this process does not know of, the next batch deletes."""
         aborted = {(staged.sink, staged.sink_batch) for staged in staged_in(messages)}
         for sink, sink_batch in aborted:
             self.discard(sink, sink_batch, final=False)

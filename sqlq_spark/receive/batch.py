@@ -2,8 +2,8 @@
 A batch as values: its offset, its plan, the tasks that receive it, and what a task has received.
 
 Nothing here speaks to a database. An offset comes out of a checkpoint, and a plan may come out of a
-state table. Others may write to both, so all of it is checked once, here. The address of a queue in
-a plan is untrusted too.
+state table. Others may write to checkpoints and state tables, so this module checks each offset and
+each plan. The address of a queue in a plan is untrusted too.
 
 The JSON form of an offset has one constant order of keys, because Spark compares the text:
 
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from sqlq_spark.options import SourceOptions
     from sqlq_spark.wire.address import QueueAddress
 
-# A task holds about this many bytes of headers and bodies. The rest waits for the next batch.
+# A task takes about this many bytes of headers and bodies. Other messages wait for the next batch.
 CEILING = 64 << 20
 # One statement of a task takes about this many bytes.
 STEP = 16 << 20
-# What the transaction of a task costs, as bytes that could be received in its time. Measured: a
-# transaction without messages takes 5 to 8 ms, in which 1 MiB is received.
+# The time that a task's transaction costs, counted in bytes that could be received in that time.
+# Measured: a transaction without messages takes 5 to 8 ms, and 1 MiB is received in the same time.
 TRANSACTION = 1 << 20
-MOST_TASKS = 10_000  # of a batch
+MOST_TASKS = 10_000  # how many tasks a batch may have
 LONGEST_PLAN = 4 << 20  # characters of a stored plan
 LONGEST_VALUE = 40  # characters of a value in an error
-LONGEST_NUMBER = 128  # bits of a number in an error; Python does not print one of any length
+LONGEST_NUMBER = 128  # bits of a number in an error; Python refuses to print very long numbers
 
 OFFSET_VERSION = 1
-OFFSET_KEYS = ("v", "stream", "batch", "plan")  # in order
+OFFSET_KEYS = ("v", "stream", "batch", "plan")  # in this order
 STREAM_ID = re.compile("[!-~]{1,36}")  # a UUID
 # the keys of a queue's part of a plan, in order, and the type of each value
 QUEUE_PLAN_TYPES = {
@@ -64,12 +64,12 @@ LISTS = ("bounds", "partitions")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePlan:
-    """What a batch receives from one queue. Task i receives seq in [bounds i, bounds i+1)."""
+    """What a batch receives from one queue. Task i receives seqs in [bounds[i], bounds[i+1])."""
 
     queue: str  # the canonical address
-    messages: int  # at most, of all tasks
-    share: int  # messages of each task, at most
-    bytes: int  # expected, of one message
+    messages: int  # how many all tasks together may receive
+    share: int  # how many messages each task may receive
+    bytes: int  # the expected size of one message
     bounds: tuple[int, ...]
     partitions: tuple[int, ...] = ()  # Spark's partition of each task, see deal_to_partitions
 
@@ -89,13 +89,13 @@ BatchPlan: TypeAlias = tuple[QueuePlan, ...]
 class Offset:
     """The end of a batch: which stream, which batch, and what that batch receives."""
 
-    stream: str | None  # None: transactionMode=none, or nothing was planned yet
+    stream: str | None  # None if transactionMode is none, or if nothing was planned yet
     batch: int
     plan: BatchPlan = ()
 
     @classmethod
     def parse(cls, value: Any) -> Self:  # noqa: ANN401 - of JSON
-        """Read what Spark hands over. Raises BadOffset, BadPlan."""
+        """Read an offset that Spark hands over. Raises BadOffset, BadPlan."""
         if not isinstance(value, dict) or "v" not in value:
             raise BadOffset(reason="it is not an offset of the format sqlqueue")
         version = value["v"]
@@ -138,25 +138,25 @@ class Task:
     """What one task of a batch receives, and from where."""
 
     queue: QueueAddress
-    stream: str | None  # None: transactionMode=none, the task leaves no receipt
+    stream: str | None  # None if transactionMode is none: then the task leaves no receipt
     batch: int
-    task: int  # its number in the batch
+    task: int  # the number of the task in the batch
     first: int  # the range of seqs is [first, stop)
     stop: int
-    messages: int  # at most
-    bytes: int = CEILING  # at most, but one message at least
-    bytes_each: float = 1024.0  # expected, of one message
-    receives: bool = True  # False: the options do not name its queue
-    options: SourceOptions = field(repr=False)  # of the read: one object for all tasks of a batch
+    messages: int  # how many the task may take
+    bytes: int = CEILING  # how many the task may take; its first message may have more
+    bytes_each: float = 1024.0  # the expected size of one message
+    receives: bool = True  # False if the options do not name the queue
+    options: SourceOptions = field(repr=False)  # one object for all tasks of a batch
 
     @property
     def name(self) -> str:
-        """What the DBA and the errors call it."""
+        """The name of the task in errors, and for a DBA who looks at the server's sessions."""
         return f"{self.stream or 'without receipts'} {self.batch}/{self.task}"
 
     @property
     def key(self) -> ReceiptKey:
-        """The stream, batch and task of its receipt."""
+        """The stream, batch and task that identify the task's receipt."""
         assert self.stream is not None, "a task of transactionMode=none has no receipt"  # noqa: S101
         return self.stream, self.batch, self.task
 
@@ -165,7 +165,7 @@ class Task:
 class TaskResult:
     """What a task delivers, and what became of the other messages that it took."""
 
-    rows: pa.Table  # of QUEUE_ROW
+    rows: pa.Table  # what is delivered, with the columns of QUEUE_ROW
     expired: int = 0  # messages that were dropped
     diverted: int = 0  # messages that went to the error queue
     forwarded: int = 0  # messages that went to other queues
@@ -175,7 +175,7 @@ class TaskResult:
 
 
 def read_plan(text: str, stream: str | None, batch: int) -> BatchPlan:
-    """Read a plan as the stream's row keeps it. Raises BadPlan."""
+    """Read a plan from the text in the stream's row. Raises BadPlan."""
     if len(text) > LONGEST_PLAN:
         reason = f"it has {len(text)} characters, and {LONGEST_PLAN} are the most"
         raise BadPlan(stream=stream, batch=batch, reason=reason)
@@ -198,7 +198,7 @@ def check_plan(value: Any, stream: str | None, batch: int) -> BatchPlan:  # noqa
 
 
 def find_fault(value: Any) -> str | None:  # noqa: ANN401 - of JSON
-    """Return what is wrong with a plan, or None."""
+    """Return what is wrong with a plan. Return None if it is correct."""
     if type(value) is not list:
         return "it is not a list"
     for place, part in enumerate(value):
@@ -226,7 +226,7 @@ def find_fault_of_part(part: Any) -> str | None:  # noqa: ANN401 - of JSON
 
 
 def are_bounds(bounds: list[Any]) -> bool:
-    """Check that bounds are numbers of the database, at least two, and that they rise."""
+    """Whether there are two bounds or more, all of them are seqs that can exist, and they rise."""
     if len(bounds) < 2 or any(type(bound) is not int for bound in bounds):  # noqa: PLR2004
         return False
     is_rising = all(first < stop for first, stop in pairwise(bounds))
@@ -234,7 +234,7 @@ def are_bounds(bounds: list[Any]) -> bool:
 
 
 def show(value: Any) -> str:  # noqa: ANN401 - of JSON
-    """Return a value of JSON for an error, on one line: a long one by its beginning or size."""
+    """Return a value of JSON for an error, on one line. A long text is cut."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     if isinstance(value, str):
@@ -251,10 +251,12 @@ def tasks_of(end: Offset, options: SourceOptions) -> list[Task]:
     """
     Make the tasks of the batch that ends at an offset, numbered over all its queues.
 
-    A replay has nothing but the offset, and the options may have changed since. From a queue that
-    they no longer name, nothing is received. A task of such a queue hands out the receipt that is
-    there. Without one it writes an empty receipt. So it stays empty when Spark runs it again, even
-    if the options name its queue again by then. Raises BadAddress.
+    When Spark runs a batch again, only its offset is known, and the options may have changed since.
+    Nothing is received from a queue that the options no longer name. If a task of such a queue has
+    left a receipt, the receipt is handed out. If not, the task writes an empty receipt. Then it
+    stays empty when Spark runs it again, even if the options name its queue again by then.
+
+    Raises BadAddress.
     """
     known = dict(zip(options.names, options.addresses, strict=True))
     ceilings = share_bytes(end.plan, options.max_bytes)
@@ -286,7 +288,8 @@ def share_bytes(plan: BatchPlan, most: int | None) -> list[int]:
     """
     Share the bytes of a batch among its queues by their expected weight.
 
-    Returns how many each task of a queue may take; one at least, so that it takes a message.
+    Returns, for each queue, how many bytes each of its tasks may take. It is at least 1 byte: a
+    task takes one message, whatever its size.
     """
     if most is None:
         return [CEILING] * len(plan)
@@ -300,11 +303,11 @@ def share_bytes(plan: BatchPlan, most: int | None) -> list[int]:
 
 def deal_to_partitions(plan: Sequence[QueuePlan], most: int) -> BatchPlan:
     """
-    Deal the tasks of a plan to at most `most` partitions of Spark, each of which has one.
+    Deal the tasks of a plan to at most `most` partitions of Spark. Each partition gets a task.
 
     A partition runs its tasks one after the other. The heaviest tasks are dealt first, each to the
-    partition that has the least weight. The plan keeps the result, because a sink may number
-    messages by partition, and a batch may run again with other options or cores.
+    partition that has the least weight so far. The plan keeps the result, because a sink may number
+    messages by partition, and a batch may run again with other options or another number of cores.
     """
     weights = [
         TRANSACTION + min(CEILING, queue_plan.share * queue_plan.bytes)
@@ -325,7 +328,7 @@ def deal_to_partitions(plan: Sequence[QueuePlan], most: int) -> BatchPlan:
 
 
 def group_by_partition(end: Offset, tasks: Sequence[Task]) -> list[list[Task]]:
-    """Return the tasks of each partition of Spark, as the plan of their batch deals them."""
+    """Return the tasks of each partition of Spark, as the plan of the batch assigns them."""
     partitions = [partition for queue_plan in end.plan for partition in queue_plan.partitions]
     groups: dict[int, list[Task]] = {}
     for partition, task in zip(partitions, tasks, strict=True):

@@ -1,5 +1,5 @@
 """
-Reading without receiving: pages of a queue, in the order of seq. They lock and delete nothing.
+Reading without receiving: pages of a queue, in the order of seq. Nothing is locked or deleted.
 
 A page is read in one or two short transactions of its own, so that a slow reader holds no snapshot.
 """
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-PAGE_BYTES = 8 << 20  # of a page, but one message at least
-# Rows of the first page. Later pages grow towards PAGE_BYTES, by the size of the rows before.
+PAGE_BYTES = 8 << 20  # bytes of a page, which has one message at least
+# Rows of the first page. Later pages grow towards PAGE_BYTES, by the size of the rows read so far.
 FIRST_PAGE = 50
-LARGEST_PAGE = 20_000  # rows
-GROWTH_OF_PAGES = 8  # a page has at most so many times the rows of the one before
-MOST_NAMED = 20  # seqs in a warning
-HIGHEST_COUNT = 2**31 - 1  # messages
+LARGEST_PAGE = 20_000  # rows of a page
+GROWTH_OF_PAGES = 8  # a page has at most 8 times as many rows as the page before it
+MOST_NAMED = 20  # how many seqs a warning lists
+HIGHEST_COUNT = 2**31 - 1  # the most messages that a statement can be asked for
 STOP = HIGHEST_SEQ + 1  # after all seqs
-EQUAL = ("EqualTo", "EqualNullSafe")  # kinds of filters; neither column is ever null
-# The half-open range of seqs that the value of a filter stands for, by the kind of the filter.
+EQUAL = ("EqualTo", "EqualNullSafe")  # filters that mean the same, as seq and queue are never null
+# For each kind of filter: the half-open range of seqs that a filter with this value selects.
 RANGES: dict[str, Callable[[int], tuple[int, int]]] = {
     **dict.fromkeys(EQUAL, lambda seq: (seq, seq + 1)),
     "GreaterThan": lambda seq: (seq + 1, STOP),
@@ -53,10 +53,11 @@ RANGES: dict[str, Callable[[int], tuple[int, int]]] = {
 @dataclass(frozen=True, kw_only=True)
 class Selection:
     """
-    A half-open range of seqs, and the canonical addresses of queues; None: all queues.
+    A half-open range of seqs, and the canonical addresses of queues. If `queues` is None, all.
 
-    Spark may offer the filters of the query. Ranges of `seq`, and equality and lists of `queue`,
-    are applied here, so that the database reads fewer rows. Spark applies all other filters.
+    Spark may offer the filters of the query. Ranges of `seq` are applied here, and comparisons of
+    `queue` with one address or a list, so that the database reads fewer rows. Spark applies all
+    other filters.
     """
 
     first: int = LOWEST_SEQ
@@ -73,7 +74,7 @@ class Selection:
         The class of a filter is known by its name, because Spark 4.0 has none of these classes.
 
         Returns:
-            The selection, and whether it needs nothing more of Spark for this filter.
+            The selection, and True if Spark need not apply the filter too.
         """
         kind = type(condition).__name__
         column = getattr(condition, "attribute", None)
@@ -83,7 +84,7 @@ class Selection:
         if column == ("seq",) and kind in RANGES and type(value) is int:
             return self.within(*RANGES[kind](value)), True
         if column == ("seq",) and kind == "In":
-            # Spark removes the seqs that lie between them
+            # Spark removes the seqs between them that the list does not name
             seqs = [seq for seq in value if type(seq) is int]
             return self.within(min(seqs), max(seqs) + 1) if seqs else self, False
         if column == ("queue",) and kind in {*EQUAL, "In"}:
@@ -108,8 +109,8 @@ def split_queues(
     Split the wanted seqs of queues into about `count` ranges of about even width.
 
     Returns:
-        A queue with a half-open range: one at least for each queue that is not empty; by queue,
-        ascending.
+        Half-open ranges, each with its queue: (queue, first, stop). Each queue with wanted seqs has
+        at least one range. The ranges of one queue ascend.
     """
     if wanted.queues is not None:
         queues = [queue for queue in queues if connection.canonical(queue) in wanted.queues]
@@ -151,11 +152,12 @@ def read_pages(
     """
     Page through a range of seqs.
 
-    `narrow`: headers and bodies are not read, and are null. A message of more bytes than `largest`
-    is left out, with a warning.
+    If `narrow`, headers and bodies are not read, and their columns are null. A message of more
+    bytes than `largest` is left out, with a warning.
 
     Returns:
-        Tables of QUEUE_ROW by seq. What is not UTF-8 is replaced by U+FFFD.
+        Tables with the columns of QUEUE_ROW, sorted by seq. U+FFFD replaces each byte that is not
+        UTF-8.
     """
     rows = LARGEST_PAGE if narrow else FIRST_PAGE
     while first < stop:
@@ -173,7 +175,7 @@ def read_pages(
 def read_messages(
     connection: Connection, queue: QueueAddress, first: int, stop: int, messages: int
 ) -> tuple[pa.Table, int]:
-    """Read one page as `read_pages` does; return it, and the seq where the next one begins."""
+    """Read one page as `read_pages` does. Return it, and the seq where the next page begins."""
     page, following = read_page(
         connection,
         queue,
@@ -200,17 +202,18 @@ def read_page(
     largest: int,
 ) -> tuple[pa.Table, int]:
     """
-    Read the lowest messages of a range. Messages of one seq are always read together.
+    Read the lowest messages of a range. Messages that share a seq are always read together.
 
-    Some tables have no unique index on seq. There a full page may end between messages of one seq.
-    Then these messages wait for the next page. If the page has only that seq, all of them are read.
+    In a table without a unique index on seq, several messages may share a seq, and a full page may
+    end between them. Then all messages of that seq wait for the next page. If the page has no other
+    seq, all messages of the seq are read now.
 
     Returns:
-        The page, and the seq where the next one begins.
+        The page, and the seq where the next page begins.
     """
 
     def read(first: int, stop: int, messages: int, size: int, *, narrow: bool) -> pa.Table:
-        # a page that is cut at its bytes ends its transaction, so each has its own
+        # each read has its own transaction: a read that PAGE_BYTES cuts ends its transaction
         with transaction(connection):
             use(connection, [queue], READ)
             return connection.arrow(
@@ -240,7 +243,7 @@ def read_page(
 
 
 def leave_out_large(page: pa.Table, queue: str, largest: int) -> pa.Table:
-    """Return the messages of a page that are not too large, with readable texts."""
+    """Return the messages of a page that are not too large. Their texts are made valid UTF-8."""
     if "large" not in page.column_names:
         return page
     large = page["large"].is_valid()
@@ -256,7 +259,7 @@ def leave_out_large(page: pa.Table, queue: str, largest: int) -> pa.Table:
 
 
 def fill_columns(page: pa.Table) -> pa.Table:
-    """Return a page with all columns of QUEUE_ROW. Those that were not read are null."""
+    """Return a page with all columns of QUEUE_ROW. Columns that were not read are null."""
     columns = [
         page[field.name].cast(field.type)
         if field.name in page.column_names

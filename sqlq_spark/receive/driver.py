@@ -1,9 +1,9 @@
 """
 The driver's side of a stream: close the last batch, look at the queues, plan the next batch.
 
-Spark calls `latest` with the end of the last batch in its commit log: that is the acknowledgement.
-All that must last is in the offset and in the stream's row. What a process remembers only saves
-work, and a new process starts without it: see Memory.
+Spark calls `latest` with the end of the last batch in its commit log. This call acknowledges that
+batch. All that must last is in the offset and in the stream's row. What a process remembers only
+saves work, and a new process starts without it: see Memory.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-MOST_CUTS = 1000  # places of a full batch where it can be cut
-MOST_ABOVE = 10_000_000  # messages above the sequence that one run of AvailableNow receives
+MOST_CUTS = 1000  # how many places a full batch has where it can be cut into tasks
+# how many messages one run of AvailableNow receives of those that peek.AboveEnd describes
+MOST_ABOVE = 10_000_000
 WARN_AGAIN = 60.0  # seconds between two warnings of batches of which no task ran
 UNREAD = (
     "%s: no task of batch %d ran, of %d that were planned. foreachBatch returned before it read "
@@ -77,18 +78,19 @@ class Memory:
     """
     What a driver process remembers of its stream between two calls of Spark.
 
-    A call computes the next memory and stores it after the commit. So a transaction that fails has
-    changed nothing. If only the answer to a commit is lost, the lesson of one batch is lost with
-    it, and no batch counts twice.
+    A call computes the next memory and stores it after the commit. So a transaction that fails
+    changes nothing in memory. If a commit is done but its answer is lost, the ramp and the looks do
+    not learn from that batch. No batch is counted twice.
     """
 
     claim: Claim
-    end: Offset = INITIAL  # of the batch that was closed last
-    closed: Closed  # what that batch has received
+    end: Offset = INITIAL  # the end of the batch that was closed last
+    closed: Closed  # what the batch that was closed last has received
     ramp: Ramp
-    looks: Mapping[str, PeekState]  # by the canonical address of a queue
-    planned_end: Offset | None = None  # of the batch that this process planned last
-    waiting_since: float | None = None  # monotonic seconds: since then, too few messages wait
+    looks: Mapping[str, PeekState]  # canonical address of a queue → what is remembered of it
+    planned_end: Offset | None = None  # the end of the batch that this process planned last
+    # when messages were first seen waiting, in monotonic seconds; None if none wait
+    waiting_since: float | None = None
 
     @property
     def is_frozen(self) -> bool:
@@ -97,14 +99,15 @@ class Memory:
 
     @property
     def rests_until(self) -> float:
-        """When the first queue has rested."""
+        """When the first of the queues may be looked at again, in monotonic seconds."""
         return min(look.rests_until for look in self.looks.values())
 
     def close(self, end: Offset, closed: Closed, options: SourceOptions) -> Memory:
         """Remember that the batch of `end` is closed, and learn from what it has received."""
         claim = replace(self.claim, stream=end.stream)
         memory = replace(self, end=end, closed=closed, claim=claim)
-        # If a batch was passed over, its messages are still in the queue. No one else holds them.
+        # A batch that was passed over has received nothing, because it was not above the high-water
+        # mark. Its messages are still in the queue, and no one else holds them.
         if not closed.tasks or closed.is_passed_over:
             return memory
         looks = dict(self.looks)
@@ -115,7 +118,7 @@ class Memory:
         return replace(memory, looks=looks, ramp=ramp)
 
     def wait(self, now: float) -> Memory:
-        """Remember since when messages wait."""
+        """Remember when messages were first seen waiting."""
         if not any(look.found.messages for look in self.looks.values()):
             return replace(self, waiting_since=None)
         if self.waiting_since is None:
@@ -133,7 +136,7 @@ class Memory:
         return replace(self, planned_end=end, claim=replace(self.claim, stream=end.stream))
 
     def follow_stored(self, end: Offset) -> Memory:
-        """Remember the end of a batch that was planned before, by a look that is not known."""
+        """Remember the end of a batch whose plan was stored before, after an earlier look."""
         looks = {name: peek.forget_batch(look) for name, look in self.looks.items()}
         return replace(self.follow(end), looks=looks)
 
@@ -150,7 +153,7 @@ class Memory:
 
 
 def plan_batch(memory: Memory, options: SourceOptions, now: float) -> tuple[Memory, BatchPlan]:
-    """Plan the next batch by what the last looks found; an empty plan: nothing is to be done."""
+    """Plan the next batch by what the last looks found. An empty plan means: nothing to do."""
     memory = memory.wait(now)
     backlogs = [
         Backlog(
@@ -169,7 +172,7 @@ def plan_batch(memory: Memory, options: SourceOptions, now: float) -> tuple[Memo
         if quota is None:
             continue
         look, share, bounds = peek.plan_ranges(looks[name], quota)
-        if options.transaction_mode == "none":  # without receipts no outcome is known
+        if options.transaction_mode == "none":  # without receipts no one knows what a batch took
             look = peek.spend(look, quota.messages)
         looks[name] = look
         plan.append(
@@ -177,7 +180,7 @@ def plan_batch(memory: Memory, options: SourceOptions, now: float) -> tuple[Memo
                 queue=name,
                 messages=quota.messages,
                 share=share,
-                # rounded up, so that SAMPLED times it is no less than the whole sample
+                # The mean is rounded up: SAMPLED times the mean must not be less than the sample.
                 bytes=ceil(look.found.bytes_each),
                 bounds=bounds,
             )
@@ -192,7 +195,7 @@ def plan_batch(memory: Memory, options: SourceOptions, now: float) -> tuple[Memo
 
 
 class StreamDriver:
-    """One stream on the driver; lives in Spark's long-lived driver worker."""
+    """One stream on the driver. It lives in Spark's long-lived driver worker."""
 
     def __init__(
         self,
@@ -201,9 +204,9 @@ class StreamDriver:
         at_start: Callable[[Connection, SourceOptions], None],
     ) -> None:
         """
-        Start; nothing is connected yet.
+        Create the driver of a stream, without a connection.
 
-        `clock` gives monotonic seconds. `at_start` checks the queues, once, before the first look.
+        `clock` returns monotonic seconds. `at_start` checks the queues once, before the first look.
         """
         self.options = options
         self.clock = clock
@@ -227,12 +230,12 @@ class StreamDriver:
         self._is_checked = False
         self._is_over = False  # whether a run of AvailableNow ended before its queues were empty
         self._has_warned_of_cores = False
-        self._warned_of_unread = -inf  # when it was warned of a batch of which no task ran
+        self._warned_of_unread = -inf  # time of the last warning of a batch of which no task ran
 
     # ------------------------------------------------------------ what Spark calls
 
     def freeze(self) -> None:
-        """Take the highest seq as it is now for the end of this run (AvailableNow)."""
+        """End this run of AvailableNow at the highest seq that each queue has now."""
         self._session.run_with_retries(self._freeze)
 
     def latest(self, start: Offset) -> Offset:
@@ -251,14 +254,14 @@ class StreamDriver:
         """
         Make the tasks of a batch, from its offset alone.
 
-        The options need not name its queues any more: what was received from them must still be
-        handed out.
+        The options may no longer name the queues of the batch. What was received from these queues
+        must still be handed out.
 
         At a restart Spark may run the tasks of an open batch before it asks for anything else. So
-        the version of the state tables is asked for here too.
+        this method checks the version of the state tables too.
         """
         if self._has_receipts:
-            self._session.run_with_retries(lambda _: None)  # a StateSession asks when it connects
+            self._session.run_with_retries(lambda _: None)  # a StateSession checks when it connects
         planned = {queue_plan.queue for queue_plan in end.plan}
         if planned and planned.isdisjoint(self.queues):
             self._session.run_with_retries(partial(self._check_owner, end=end))
@@ -294,7 +297,7 @@ class StreamDriver:
         return report
 
     def rest(self) -> float:
-        """Return in how many seconds the next look may be."""
+        """Return how many seconds must pass before the next look."""
         return max(0.0, self.memory.rests_until - self.clock())
 
     def close(self) -> None:
@@ -303,7 +306,7 @@ class StreamDriver:
     # ------------------------------------------------------------ the start
 
     def _prepare(self, connection: Connection) -> None:
-        """At the first use in this process, purge if the options ask for it, and check."""
+        """Once in this process: purge if the options ask for it, then check the queues."""
         options = self.options
         if options.purge_on_startup and not self._is_purged:
             purged = purge(connection, options.addresses)
@@ -329,7 +332,7 @@ class StreamDriver:
         self.memory = replace(self.memory, looks=looks)
 
     def _check_owner(self, connection: Connection, end: Offset) -> None:
-        """Make sure that a batch of other queues is of our stream, which read them before."""
+        """Check that a batch is of this stream, though the options name none of its queues."""
         self._prepare(connection)
         claim = self.memory.claim
         if end.stream is None:
@@ -347,12 +350,13 @@ class StreamDriver:
         """
         Close the batch of `start`, look, and plan the batch after it, in one transaction.
 
-        It may run again: a batch that is closed stays closed, and a planned batch keeps its plan.
-        If the plan fails, or the move of due messages before it, the batch is closed alone.
+        This may run again: a batch that is closed stays closed, and a planned batch keeps its plan.
+        If moving due messages fails, or planning fails, another transaction closes the batch.
 
-        After a batch of which no task ran, none is planned at once. Without a pause the same batch
-        would come again and again. A batch that another process planned is followed at once,
-        because Spark 4.0 and 4.1 ask only once in each run of AvailableNow.
+        After a batch of which no task ran, no batch is planned before the queues have rested.
+        Without that pause the same batch would come again and again. If another process planned
+        the batch, the next one is planned without a pause, because Spark 4.0 and 4.1 ask only once
+        in each run of AvailableNow.
         """
         self._prepare(connection)
         if self._is_over:
@@ -363,8 +367,8 @@ class StreamDriver:
             self._move_due(connection, now)
             if is_known and now < self.memory.rests_until:
                 return start
-            # Closing waits for running tasks, whose statements have the same timeout. So it may
-            # take twice as long.
+            # Closing waits for running tasks, whose statements have the same timeout. So closing
+            # may take twice as long as one statement.
             timeout = connection.timeout * (1 if is_known else 2)
             with transaction(connection, timeout=timeout):
                 memory = self.memory if is_known else self._close_last(connection, start)
@@ -378,7 +382,7 @@ class StreamDriver:
         except ConnectionLost:
             raise
         except DatabaseFailure:
-            # a table that cannot be read must not keep the receipts of a finished batch
+            # if a queue's table cannot be read, the receipts of a finished batch must still go
             self._acknowledge(connection, start)
             raise
         self.memory = memory.rest(now, self.options) if following is None else memory
@@ -398,7 +402,7 @@ class StreamDriver:
         self._report_closed(memory.closed)
 
     def _move_due(self, connection: Connection, now: float) -> None:
-        """Move due messages, in transactions of their own. The queues that get any are awake."""
+        """Move due messages, in transactions of their own. A queue that gets any is awake again."""
         for name, poller in self.due_pollers.items():
             if poller.poll(connection, now):
                 awake = {name: peek.wake(self.memory.looks[name])}
@@ -412,7 +416,7 @@ class StreamDriver:
         return self.memory.close(end, closed, self.options)
 
     def _report_closed(self, closed: Closed) -> None:
-        """Log what a batch has received, or that no task of it ran."""
+        """Log what a closed batch has received, or that none of its tasks ran."""
         queue = self.memory.claim.queue
         if closed.unread_tasks:
             log.warning(receipts.MISSING, queue, closed.batch, closed.unread_tasks, 0)
@@ -426,7 +430,7 @@ class StreamDriver:
 
     def _report_unread(self, closed: Closed, now: float) -> None:
         """
-        Warn of a batch of which no task ran. End a run of AvailableNow, which would have no end.
+        Warn of a batch of which no task ran. A run of AvailableNow ends, or it would never end.
 
         Raises:
             ReceiptsMissing: in a run of AvailableNow, unless failOnMissingReceipts is set.
@@ -455,10 +459,10 @@ class StreamDriver:
 
     def _look(self, connection: Connection, memory: Memory, now: float) -> Memory:
         """
-        See what waits in the queues that do not rest, and where to cut it.
+        See what waits in the queues that do not rest, and where a batch can be cut into tasks.
 
-        These are plain reads that lock and wait for no row. One statement asks all queues in which
-        the last look found nothing.
+        A look only reads. It locks no row and waits for none. One statement asks all queues in
+        which the last look found nothing.
         """
         awake = {name: look for name, look in memory.looks.items() if look.is_awake(now)}
         use(connection, [self.queues[name] for name in awake], READ)
@@ -475,7 +479,7 @@ class StreamDriver:
     def _look_at(
         self, connection: Connection, queue: QueueAddress | None, state: PeekState, now: float
     ) -> PeekState:
-        """Answer the questions of a look at a queue; None: the queue is known to be empty."""
+        """Answer the questions of a look at a queue. `queue` is None if it is known to be empty."""
         look = peek.look(state, now, self.options)
         try:
             question = next(look)
@@ -495,10 +499,10 @@ class StreamDriver:
         """
         Plan the batch after the closed one, in the transaction that is open.
 
-        `is_known`: an earlier transaction has closed that batch, so this one has not locked the
-        stream's row yet.
+        If `is_known`, an earlier transaction has closed that batch, and the open transaction has
+        not locked the stream's row yet.
 
-        Returns the memory, and the end of the batch; None: there is nothing to do.
+        Returns the memory, and the end of the new batch, or None if there is nothing to do.
         """
         stream = memory.end.stream
         batch = memory.closed.batch + 1
@@ -526,7 +530,7 @@ class StreamDriver:
         return memory.follow(end), end
 
     def _begin_stream(self, connection: Connection, plan: BatchPlan) -> Offset:
-        """Create the stream with the plan of its first batch. It counts its own batches."""
+        """Create the stream with the plan of its first batch. A stream numbers its own batches."""
         stream = str(uuid.uuid4())
         batch = 1
         claim = self.memory.claim
@@ -536,7 +540,7 @@ class StreamDriver:
         return Offset(stream=stream, batch=batch, plan=plan)
 
     def _warn_of_cores(self, tasks: int) -> None:
-        """Warn, once in this process, of a batch that only the driver's cores may limit."""
+        """Warn once in this process if perhaps only the driver's cores limit a batch's tasks."""
         options = self.options
         most = options.max_concurrency or options.cores
         if self._has_warned_of_cores or most or tasks < options.concurrency:
@@ -550,7 +554,7 @@ class StreamDriver:
         )
 
     def _warn_of_orphans(self, connection: Connection) -> None:
-        """Warn of receipts of other streams of these queues: their checkpoint may be gone."""
+        """Warn of receipts that other streams have for these queues. A checkpoint may be lost."""
         for name in self.queues:
             held = connection.rows("receipts", HeldReceipt, stream=None, queue_name=name)
             if held:
@@ -599,10 +603,11 @@ def find_above(
     connection: Connection, queue: QueueAddress, last: int | None
 ) -> AboveSequence | None:
     """
-    Find the messages above what the sequence of a queue has given; None: the queue is empty.
+    Find the messages with a seq higher than the last one that the queue's sequence has given.
 
-    `last` is the highest seq, which was read before. What is sent meanwhile has a seq that the
-    sequence gave. The checks of a starting stream have warned of such messages.
+    `last` is the highest seq of the queue, which the caller has read before. If it is None, the
+    queue is empty, and None is returned. A message sent since then has a seq that the sequence
+    gave. The checks of a starting stream have warned of messages whose seq is higher.
     """
     if last is None:
         return None
@@ -618,9 +623,10 @@ def find_above(
 
 def purge(connection: Connection, queues: Sequence[QueueAddress]) -> int:
     """
-    Delete every message of some queues, in one transaction; waits for those that others hold.
+    Delete every message of some queues, in one transaction. Wait for messages that others hold.
 
-    Returns how many. Each queue gets an entry in the audit trail, if there is one.
+    Returns how many messages were deleted. If there is an audit trail, each queue that had messages
+    gets an entry in it.
     """
     total = 0
     with transaction(connection):

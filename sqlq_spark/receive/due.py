@@ -1,9 +1,9 @@
 """
 Due messages: move them from the table where they wait into their queue.
 
-An endpoint does this beside its receiver, and so does a stream: the driver moves what is due before
-it looks at a queue. `sqlqueue move-due` and the job `maintenance` move it without a stream.
-Messages for other queues are forwarded when they are received: see forward.py.
+An endpoint moves them beside its receiver. In a stream, the driver moves them before it looks at a
+queue. `sqlqueue move-due` and the job `maintenance` move them without a stream. If a due message is
+for another queue, the task that receives it forwards it: see forward.py.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-DUE_BATCH = 100  # due messages that one transaction moves, as in the transport
-# seconds: the pauses of a mover that finds nothing
+DUE_BATCH = 100  # how many due messages one transaction moves, as in the transport
+# the pauses of a mover that finds nothing, in seconds
 SHORTEST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
 
@@ -40,8 +40,8 @@ class MoveCounts:
     """How many messages one statement moved into their queue."""
 
     moved: int
-    renamed: int  # how many of the moved ones got a new id in the queue
-    unfit: int  # due messages that stay, because the queue's table cannot hold their headers
+    renamed: int  # how many of the moved messages got a new id in the queue
+    unfit: int  # how many due messages stay: the queue's table cannot hold their headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class Moved:
     """What a mover did, and when there will be more to do."""
 
     messages: int
-    # seconds until the next message is due; at most 0 if more is due now, None if nothing waits
+    # seconds until the next message is due; 0 or less if one is due now; None if no message waits
     next_due: float | None
 
     def until_due(self, seconds: float) -> float:
-        """Cut a pause at the next due time. What is due now does not shorten it."""
+        """Cut a pause at the next due time. Messages that are due now do not shorten it."""
         if self.next_due is None or self.next_due <= 0:
             return seconds
         return min(seconds, self.next_due)
@@ -71,14 +71,16 @@ class Mover:
 
     def move(self, connection: Connection, most: int = DUE_BATCH) -> Moved:
         """
-        Move up to `most` messages in one transaction. Those that have been due longest go first.
+        Move up to `most` messages in one transaction, beginning with the earliest due time.
 
-        The caller may run it again after a lost answer. A message is in exactly one of the tables
-        at any time, so the second run moves others. Several movers share the work.
+        If the answer of the server is lost, the caller may call this again. At any time a message
+        is in exactly one of the two tables, so the second call moves other messages. Several movers
+        share the work.
 
-        A copy by hand or a restored table can leave an id that is in the queue already. Such a
-        message gets a new id there. If the mover passed it over, it would find it again for ever.
-        If it dropped it, a message could be lost. A receiver sees a copy by its MessageId.
+        After a copy by hand or a restore, a due message may have an id that is in the queue
+        already. Then it gets a new id in the queue. If the mover left it in place, every later move
+        would find it again. If the mover dropped it, a message could be lost. A receiver recognises
+        a copy by its MessageId.
 
         Raises:
             DelayedQueueNotFound, QueueNotFound, TableRefused, BadOption, MissingOption, RowsHeld.
@@ -109,7 +111,7 @@ class Mover:
         return Moved(counts.moved, next_due)
 
     def _warn(self, connection: Connection, counts: MoveCounts) -> None:
-        """Warn of new ids, and of messages that stay, whenever their number has changed."""
+        """Warn of new ids. Warn of messages that stay if their number has changed."""
         queue = connection.printed(self.queue)
         if counts.renamed:
             log.warning(
@@ -140,7 +142,7 @@ class Mover:
         )[0]
 
     def move_all(self, connection: Connection, most: int | None = None) -> Moved:
-        """Move all that is due, or at most `most` messages. Each batch is one transaction."""
+        """Move all due messages, or at most `most`. Each batch of DUE_BATCH is one transaction."""
         messages = 0
         while True:
             batch = DUE_BATCH if most is None else min(DUE_BATCH, most - messages)
@@ -152,11 +154,11 @@ class Mover:
 
 def pause(before: float, moved: Moved) -> float:
     """
-    Return how many seconds a mover sleeps after no full batch, as the transport's does.
+    Return how many seconds a mover sleeps after a batch that was not full, as in the transport.
 
-    The first pause is 1 s. Each one after it is twice as long as the one `before`, up to 60 s. None
-    ends after the next due time. What is due and was not moved does not shorten the pause, because
-    another mover moves it.
+    The pause is 1 s if messages were moved. If not, it is twice as long as the pause `before`, from
+    1 s to 60 s. A pause ends at the next due time, if that comes earlier. Messages that are due but
+    were not moved do not shorten the pause, because another mover moves them.
     """
     return moved.until_due(
         min(LONGEST_PAUSE, max(SHORTEST_PAUSE, 0.0 if moved.messages else 2 * before))
@@ -164,7 +166,7 @@ def pause(before: float, moved: Moved) -> float:
 
 
 class DueMessagePoller:
-    """Moves what is due before a stream looks at its queue, as an endpoint does."""
+    """Moves due messages into a stream's queue, before the stream looks at it."""
 
     def __init__(self, queue: QueueAddress, options: SourceOptions) -> None:
         self.options = options
@@ -173,7 +175,7 @@ class DueMessagePoller:
 
     def poll(self, connection: Connection, now: float) -> bool:
         """
-        Move as much as a micro-batch holds, every peekDelay and at each due time.
+        Move as many messages as a micro-batch holds, after each peekDelay and at each due time.
 
         Returns whether any message was moved.
         """
@@ -188,16 +190,16 @@ class DueMessagePoller:
         return moved.messages > 0
 
     def finish(self, connection: Connection) -> None:
-        """Move all that is due now, and nothing after that: AvailableNow receives only this."""
+        """Move all messages due now, and none later. A run of AvailableNow receives no others."""
         if self.options.delayed_delivery:
             self._move(connection, None)
             self._next = inf
 
     def _move(self, connection: Connection, most: int | None) -> Moved | None:
         """
-        Move due messages, or return None where there is no table.
+        Move due messages, or return None if the queue of an instance has no table for them.
 
-        The queue of an instance need not have one, because its endpoint has one for all.
+        Such a queue need not have that table: an endpoint has one for all its instances.
         """
         try:
             return self.mover.move_all(connection, most)

@@ -6,11 +6,12 @@ in the same transaction, without the header and without expiry. If it belongs he
 is removed. A message that cannot be sent on is diverted to the error queue, from where it can be
 returned. Without an error queue it is delivered here as it is.
 
-Headers are parsed only up to maxHeaderBytes. Some readers have no such limit, as error_triage. They
-deliver messages with headers of more than 1 MiB without a search.
+Headers longer than maxHeaderBytes are not parsed. Some readers, such as error_triage, have no such
+limit. They deliver messages with headers of more than 1 MiB and do not look for the header.
 
-The addresses are untrusted. They are parsed, looked up all at once, and receive messages only if
-database/destinations.py allows it. Any other failure of one destination is undone alone.
+The addresses in the headers are untrusted. They are parsed, looked up all at once, and receive
+messages only if database/destinations.py allows it. If any other statement for a destination fails,
+only the work for that destination is undone.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-# Only headers in which one of these occurs can have ForwardDestination. The second one is how
-# another writer may spell it.
-# Measured with 33 MB of 50,000 headers that have none: RE2 takes 1 ms for each word if the headers
-# are one text, and 3 ms row by row. pyarrow's plain search takes 55 ms, and both words in one
-# pattern 100 ms.
+# Headers can have ForwardDestination only if one of these words occurs in them. The second word is
+# for writers that escape the name in JSON.
+# Measured with 33 MB of 50,000 headers without these words: RE2 takes 1 ms for each word if the
+# headers are one text, and 3 ms row by row. pyarrow's plain search takes 55 ms. One pattern with
+# both words takes 100 ms.
 FORWARD_WORDS = ("ForwardDestination", NAMED_IN_HEX)
 
 
@@ -57,7 +58,8 @@ def forward_delayed(
     """
     Send on the messages of the task that belong to other queues, in the transaction that is open.
 
-    `failed` has the destinations that ended this transaction before, see `run_without_failed`.
+    `failed` names the destinations whose failure ended this transaction in an earlier attempt: see
+    `run_without_failed`.
 
     Returns:
         What is delivered here, how many messages were forwarded, and how many could not be
@@ -69,7 +71,7 @@ def forward_delayed(
     marked = find_marked(rows["headers"])
     if marked is None:
         return TaskResult(rows)
-    if not task.options.limits_headers:  # to parse them takes long, and the transaction is open
+    if not task.options.limits_headers:  # parsing takes long, and the transaction is open
         size = pc.binary_length(rows["headers"])
         is_short = pc.fill_null(pc.less_equal(size, DEFAULT_HEADER_SIZE), fill_value=True)
         marked = pc.and_(marked, is_short)
@@ -86,7 +88,7 @@ def forward_delayed(
 
 
 class Forwarding:
-    """The messages of a task that may belong elsewhere. A row is its place among them."""
+    """The messages of a task that may belong elsewhere. A `row` is a number: a place among them."""
 
     def __init__(
         self, connection: Connection, task: Task, marked: pa.Table, failed: Reasons
@@ -105,7 +107,7 @@ class Forwarding:
         self._read()
 
     def _read(self) -> None:
-        """Read where rows belong, and remove the header that says so."""
+        """Read where each row belongs, and remove the header that says it."""
         for row, text in enumerate(self.texts):
             headers = parse_headers(text)
             if headers is None or FORWARD_DESTINATION not in headers:
@@ -122,10 +124,10 @@ class Forwarding:
 
     def _find_this_queue(self) -> set[str]:
         """
-        Return which destinations are this queue, spelled in some way.
+        Return which destinations are this queue, in whatever spelling.
 
-        This task has locked its own queue against changes, so no destination that another session
-        has locked can be this queue.
+        This task's lock on its own queue keeps other sessions from changing that table. So a
+        destination that another session has locked is not this queue.
         """
         same: set[str] = set()
 
@@ -139,7 +141,7 @@ class Forwarding:
         return sorted(row for name in destinations for row in self.away[name])
 
     def send(self) -> dict[str, errors.SqlQueueError]:
-        """Send on what can be sent. Return why the other destinations got nothing."""
+        """Send on the messages that can be sent. Return why the other destinations got none."""
         addresses: dict[str, QueueAddress] = {}
         reasons: dict[str, errors.SqlQueueError] = {}
         for text in self.away:
@@ -148,7 +150,7 @@ class Forwarding:
             except errors.BadAddress as error:
                 reasons[text] = error
         failed = self.destinations.lock_each(addresses.values(), RETURNED_COLUMNS)
-        for refusal in failed.values():  # such a table stops a stream that has no error queue
+        for refusal in failed.values():  # a refused table stops a stream without an error queue
             is_refused = isinstance(refusal, errors.TableRefused)
             if is_refused and self.task.options.error_address is None:
                 raise refusal
@@ -166,7 +168,7 @@ class Forwarding:
         """
         Put the rows of some destinations into the error queue, all at once.
 
-        Returns these rows; none if there is no error queue, so that they stay here.
+        Returns the rows that were moved. If there is no error queue, none are, and all stay here.
         """
         rows = self.rows_for(reasons)
         error_queue = self.task.options.error_address
@@ -203,7 +205,7 @@ class Forwarding:
 
 
 def find_marked(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    """Mark the rows whose headers have one of the words, as booleans; None: there are none."""
+    """Mark the rows whose headers have one of FORWARD_WORDS. Returns None if no row has one."""
     masks = [
         pc.match_substring_regex(texts, word) for word in FORWARD_WORDS if is_mentioned(word, texts)
     ]
@@ -211,7 +213,7 @@ def find_marked(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
 
 
 def is_mentioned(word: str, texts: pa.ChunkedArray) -> bool:
-    """Whether a word is in any text. Each chunk is searched as one text, for speed."""
+    """Whether a word is in any of the texts. For speed, each chunk is searched as one long text."""
     for chunk in texts.chunks:
         _, offsets, data = chunk.buffers()
         if len(chunk) and data is not None:
@@ -226,7 +228,12 @@ def is_mentioned(word: str, texts: pa.ChunkedArray) -> bool:
 def deliver(
     rows: pa.Table, marked: pa.ChunkedArray, texts: list[str | None], left: Collection[int]
 ) -> pa.Table:
-    """Return the rows of a task: marked ones get the headers in `texts`; those in `left` go."""
+    """
+    Return the rows of a task.
+
+    The marked rows get the headers in `texts`. `left` names marked rows by their place among the
+    marked rows. They have left this queue, and are not returned.
+    """
     mask = marked.combine_chunks()
     headers = pc.replace_with_mask(
         rows["headers"].combine_chunks(), mask, pa.array(texts, pa.string())

@@ -1,12 +1,15 @@
 """
-How many messages the next micro-batch asks for: pure arithmetic on backlog, limits and past.
+How many messages the next micro-batch asks for.
+
+This is pure arithmetic. It uses the backlogs, the limits, and how many tasks of past batches
+received nothing.
 
 A stream may read several queues. They share what a batch may hold by water filling, so that a
 queue with a million messages does not keep the others waiting.
 
-The number of tasks starts as in the transport's version 3: one for all pending work, up to the
-maximum. It adapts as the transport's version 2.1 did, by counting the receives with and without
-messages. Source: the SQL Server transport's documentation, "Concurrency".
+The number of tasks starts as in the transport's version 3: as many as the pending work needs, up to
+the maximum. It then adapts as in the transport's version 2.1, by counting the receives with and
+without messages. Source: the SQL Server transport's documentation, "Concurrency".
 """
 
 from __future__ import annotations
@@ -21,10 +24,10 @@ if TYPE_CHECKING:
 
     from sqlq_spark.options import SourceOptions
 
-RAMP_UP = 5  # after more successes than this in a row, one more task
-RAMP_DOWN = 7  # after more failures than this in a row, one task less
+RAMP_UP = 5  # after more than 5 successes in a row, there is one more task
+RAMP_DOWN = 7  # after more than 7 failures in a row, there is one task less
 
-# What makes one more task worth its start: this many messages, or this many bytes of them.
+# A task is worth its start for this many messages, or for messages of this many bytes.
 MESSAGES_PER_TASK = 1000
 BYTES_PER_TASK = 1024 * 1024
 
@@ -33,20 +36,21 @@ BYTES_PER_TASK = 1024 * 1024
 class Backlog:
     """What waits in one queue, as far as it decides how much a batch asks for."""
 
-    messages: int  # counted up to the limit
-    bytes_each: float  # of a message on average, > 0
-    most_tasks: int | None = None  # that may read the queue at a time, >= 1; None: no limit
+    messages: int  # how many wait, counted up to the limit of a batch
+    bytes_each: float  # the mean size of a message, > 0
+    # how many tasks may read the queue at a time, >= 1; None if there is no limit
+    most_tasks: int | None = None
 
     @property
     def tasks_worth(self) -> float:
-        """How many tasks these messages are worth. Each task has at least one message."""
+        """How many tasks the waiting messages are worth. Each task has at least one message."""
         by_bytes = min(self.messages, self.messages * self.bytes_each / BYTES_PER_TASK)
         return max(self.messages / MESSAGES_PER_TASK, by_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What the next batch asks of a queue. Each of its tasks has a message to look for."""
+    """What the next batch asks of a queue. It asks for no more tasks than messages."""
 
     messages: int
     tasks: int
@@ -54,23 +58,23 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Ramp:
-    """How many tasks may run now, and the receives in a row since (as in version 2.1)."""
+    """How many tasks may run now, and how many receives in a row had messages or none."""
 
-    tasks: int  # it begins with the most
-    successes: int = 0  # receives with messages, in a row
-    failures: int = 0  # receives without messages, in a row
+    tasks: int  # at the start, as many as the options allow
+    successes: int = 0  # how many receives in a row had messages
+    failures: int = 0  # how many receives in a row had none
 
     def after(self, *, tasks: int, empty: int, options: SourceOptions) -> Ramp:
         """
-        Move by the batch that was just acknowledged. Each of its tasks is one receive.
+        Count the batch that was just acknowledged. Each of its tasks is one receive.
 
-        The receives with messages count first. So one empty task in every batch is enough to end
-        the increase.
+        The receives with messages are counted before those without. So after a batch with an empty
+        task, the count of successes begins at 0 again.
 
         Args:
-            tasks: of the batch.
-            empty: how many of them received nothing.
-            options: with the limits of the number of tasks.
+            tasks: how many tasks of the batch left a receipt.
+            empty: how many of these tasks received nothing.
+            options: the stream's options. They limit the number of tasks.
         """
         least = options.min_concurrency
         most = options.concurrency
@@ -103,17 +107,19 @@ def quotas(
     Return what the next batch asks of each queue.
 
     Args:
-        backlogs: of the stream's queues, always in the same order.
-        options: with the limits of the whole batch.
-        ramp: where the stream stands.
-        waited: seconds since messages were first seen waiting. Too few messages are waited for.
-        turn: the batch's number. Where not every queue can have something, they take turns by it.
+        backlogs: what waits in each of the stream's queues, always in the same order.
+        options: the stream's options. They limit the whole batch.
+        ramp: how many tasks may run now.
+        waited: seconds since messages were first seen waiting. If fewer than minMessages wait, the
+            batch waits until this is maxTriggerDelay.
+        turn: the batch's number. If not every queue can have a message, the queues take turns by
+            this number.
 
     Returns:
         One entry for each queue. A quota has at least one message and one task. Together the
-        quotas keep the limits, but they have more tasks than allowed if more queues are asked. An
-        entry is None if nothing waits there, or if it is another queue's turn. All are None if too
-        little waits.
+        quotas keep the limits. Only if more queues have a quota than tasks are allowed, there are
+        more tasks, one for each queue. An entry is None if nothing waits in its queue, or if it is
+        another queue's turn. All entries are None if too few messages wait.
     """
     waiting = sum(backlog.messages for backlog in backlogs)
     if waiting < (options.min_messages or 1) and waited < options.max_trigger_delay:
@@ -137,20 +143,22 @@ def quotas(
 
 
 def _most_tasks(asked: Backlog) -> int:
-    """Return how many tasks may share what is asked of a queue; 0: nothing is asked of it."""
+    """Return how many tasks may share the messages asked of a queue: 0 if none are asked."""
     most = asked.messages if asked.most_tasks is None else asked.most_tasks
     return min(asked.messages, max(1, int(asked.tasks_worth)), most)
 
 
 def share_fairly(wants: Sequence[int], limit: int, *, turn: int) -> list[int]:
     """
-    Share something out by water filling: what each wants, or a share as large as any other's.
+    Share a number, the `limit`, by water filling.
 
-    `turn` says who, counted around, is the first to get one of the pieces that are left over.
+    Each place gets what it wants, or if that is too much, as large a share as any other place. The
+    division may leave a remainder. Its pieces of 1 are given one by one, beginning at the place
+    that `turn` names, counted around.
 
     Returns:
-        A share for each, none above its want. Together they are the limit, or all wants if those
-        are less.
+        The share of each place, which is not more than it wants. The sum of the shares is the
+        limit, or the sum of the wants if that is less.
     """
     level = 0
     left = limit
@@ -173,8 +181,8 @@ def apportion(weights: Sequence[float], most: Sequence[int], *, tasks: int) -> l
     Share tasks among queues by weight: the method of highest averages (D'Hondt).
 
     Returns:
-        One count for each queue, within its `most`. It is one at least where `most` is, even if
-        these are more than `tasks`.
+        How many tasks each queue gets, up to its number in `most`. A queue gets at least one task
+        unless that number is 0, even if all queues together then get more than `tasks`.
     """
     shares = [min(limit, 1) for limit in most]
     averages = [(-weights[place] / 2, place) for place, limit in enumerate(most) if limit > 1]
@@ -198,10 +206,10 @@ def _fit_in_turns(limit: int, backlogs: Sequence[Backlog], turn: int) -> list[in
     """
     Count the messages of each queue that the bytes of a batch can hold.
 
-    A queue is heavy if its share is less than one of its messages. It leaves its share to the
-    others until it is its turn. Then it has one message, and the others share the rest. So a limit
-    below the size of one message does not stop the stream, and a heavy message does not stop its
-    queue.
+    A queue is heavy if its share is smaller than one of its messages. It leaves its share to the
+    others until it has its turn. Then it gets one message, and the others share the rest. So a
+    limit below the size of one message does not stop the stream, and a heavy message does not stop
+    its queue.
     """
     counts = _fit_bytes(limit, backlogs, turn)
     is_heavy = [
@@ -224,7 +232,7 @@ def _fit_in_turns(limit: int, backlogs: Sequence[Backlog], turn: int) -> list[in
 
 def _fit_bytes(limit: int, backlogs: Sequence[Backlog], turn: int) -> list[int]:
     """Count the messages of each queue that fit into its fair share of the bytes."""
-    # what is beyond the limit makes no difference, and may be beyond all numbers
+    # a want above the limit makes no difference, and without this cut it may be infinite
     wants = [
         math.ceil(min(backlog.messages * backlog.bytes_each, limit + 1)) for backlog in backlogs
     ]

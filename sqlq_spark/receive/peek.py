@@ -1,16 +1,20 @@
 """
-Where the driver looks for messages: a frozen state, and pure functions that move it. No IO.
+Where the driver looks for messages: a frozen state, and pure functions that return the next one.
 
-A look starts where the queue started last time, because deleted rows may lie before it, which an
-old snapshot keeps. From time to time, and when nothing is found, a look starts at the very
-beginning: a lower seq may be committed late. If a batch received nothing, others hold its messages.
-Until the next look from the beginning, looks then skip to the seq after them. A queue in which
-nothing was found rests for a while.
+Nothing here asks the database.
+
+A look starts at the seq where the queue started last time. Before that seq there may be deleted
+rows that an old snapshot keeps, and walking over them takes time. From time to time, and when
+nothing is found, a look starts at the very beginning, because a lower seq may be committed late. If
+a batch received nothing, others hold its messages. Then looks start at the seq after these
+messages, until the next look from the very beginning. A queue in which nothing was found rests for
+a while.
 
 A run of AvailableNow looks up to the highest seq that the sequence had given when the run started,
-because later messages have a higher one. But a row may have a seq that the sequence did not give:
-it was copied, or its writer chose it. The run receives such rows after all others, and only as many
-as there were at its start. Otherwise one such row at the very end would let it receive for ever.
+because later messages have a higher seq. But a row may have a seq that the sequence did not give:
+the row was copied, or its writer chose the seq. The run receives such rows after all others, and
+only as many as there were at its start. Without this limit, one such row at the very end would let
+the run receive for ever.
 """
 
 from __future__ import annotations
@@ -30,10 +34,10 @@ if TYPE_CHECKING:
     from sqlq_spark.options import SourceOptions
     from sqlq_spark.receive.pace import Quota
 
-LAST_LOOKED_AT = HIGHEST_SEQ - 1  # the seq after it must be a number of the database too
-# A question from the very beginning walks over the dead rows that an old snapshot keeps. So it
-# comes FROM_THE_START seconds after the one before, and at least FROM_THE_START_FACTOR times as
-# long after it as that one took.
+LAST_LOOKED_AT = HIGHEST_SEQ - 1  # a bigint of the database must hold the seq after it too
+# A question from the very beginning walks over the dead rows that an old snapshot keeps. The next
+# one comes FROM_THE_START seconds later. If the last one took t seconds, and FROM_THE_START_FACTOR
+# times t is longer, the next one comes after that time.
 FROM_THE_START = 30.0
 FROM_THE_START_FACTOR = 50.0
 
@@ -42,16 +46,16 @@ FROM_THE_START_FACTOR = 50.0
 class Found:
     """What a look saw of a queue."""
 
-    messages: int = 0  # up to the limit
+    messages: int = 0  # how many wait, counted up to the limit of a batch
     cuts: tuple[int, ...] = ()  # the seq of every `grain`-th message: a batch can be cut there
-    grain: int = 1
-    last: int = 0  # seq of the last message that was counted
-    bytes_each: float = 1024.0  # of a message, on average
-    sent: str | None = None  # TimeSent of the lowest message
-    span: int = 0  # from the lowest seq to the highest: about how many messages wait in all
+    grain: int = 1  # how many messages lie between two cuts
+    last: int = 0  # the seq of the last message that was counted
+    bytes_each: float = 1024.0  # the mean size of a message
+    sent: str | None = None  # the header TimeSent of the message with the lowest seq
+    span: int = 0  # seqs from the lowest to the highest: about how many messages wait in all
 
     def is_unchanged(self, earlier: Found) -> bool:
-        """Whether it looks as if no one has taken or added anything since."""
+        """Whether it seems that no one has taken or added messages since the `earlier` look."""
         return (self.messages, self.cuts[:1], self.last) == (
             earlier.messages,
             earlier.cuts[:1],
@@ -63,32 +67,33 @@ class Found:
 class LastBatch:
     """What a look remembers of the batch that was planned last."""
 
-    found: Found  # by which it was planned
-    stop: int  # the seq after its last range
-    messages: int  # how many it asked for
-    is_empty: bool = False  # whether it received nothing, though messages were there
+    found: Found  # what the look found by which the batch was planned
+    stop: int  # the seq after the last range of the batch
+    messages: int  # how many messages the batch asked for
+    is_empty: bool = False  # whether the batch received nothing, though messages were there
 
 
 @dataclass(frozen=True, slots=True)
 class AboveEnd:
-    """The messages of a queue above what its sequence had given at the start of a run."""
+    """Messages with a seq above the last one that the sequence had given when the run started."""
 
-    first: int  # their lowest seq
-    last: int  # their highest seq
-    messages: int  # at the start
+    first: int  # the lowest seq of these messages
+    last: int  # the highest seq of these messages
+    messages: int  # how many there were when the run started
 
 
 @dataclass(frozen=True, slots=True)
 class PeekState:
-    """What the driver remembers of one queue. It only saves work: a new process starts without."""
+    """What the driver remembers of one queue, to save work. A new process starts without it."""
 
-    found: Found = Found()  # by the last look
-    rests_until: float = -inf
+    found: Found = Found()  # what the last look found
+    rests_until: float = -inf  # monotonic seconds
     end: int = LAST_LOOKED_AT  # the highest seq to look at
-    above: AboveEnd | None = None  # what AvailableNow receives after everything up to the end
-    left: int | None = None  # how many messages it may still receive; None: there is no limit
-    anchor: int = LOWEST_SEQ  # where the queue started last time
-    from_start: float = -inf  # when a look may start at the very beginning again
+    above: AboveEnd | None = None  # what AvailableNow receives after all messages up to `end`
+    left: int | None = None  # how many messages the run may still receive; None if not limited
+    anchor: int = LOWEST_SEQ  # the seq where the queue started last time
+    # when a look may start at the very beginning again, in monotonic seconds
+    from_start: float = -inf
     skip_to: int | None = None  # the seq after messages that others hold
     last_batch: LastBatch | None = None
 
@@ -110,10 +115,10 @@ class Question:
 
     first: int
     last: int
-    messages: int  # at most
+    messages: int  # how many messages to look at
 
 
-# A look yields its questions. It is sent what each one found, and how many seconds it took.
+# A look yields its questions. The driver answers each one: what it found, and how long it took.
 Look: TypeAlias = "Generator[Question, tuple[Found, float], PeekState]"
 Step: TypeAlias = "Generator[Question, tuple[Found, float], tuple[PeekState, Found]]"
 
@@ -122,12 +127,13 @@ def look(state: PeekState, now: float, options: SourceOptions) -> Look:
     """
     Look at a queue, by one question or a few.
 
-    Messages after those that others hold are received first. Then a look tries the held ones again.
+    If others hold messages, the messages after them are received first. Then a look tries the held
+    messages again.
 
     Args:
         state: what is remembered of the queue.
         now: monotonic seconds.
-        options: with the limit of a batch, and the pause after a look that finds nothing.
+        options: the stream's options: the limit of a batch, and the pause if a look finds nothing.
 
     Returns:
         The new state, whose `found` is the result of the look.
@@ -138,7 +144,7 @@ def look(state: PeekState, now: float, options: SourceOptions) -> Look:
         state, found = yield from ask_after(replace(state, skip_to=last_batch.stop), options)
     else:
         state, found = yield from ask_lowest(state, now, options)
-        # without receipts no outcome is known, but an unchanged queue shows it
+        # without receipts, only an unchanged queue shows that the last batch received nothing
         shows_outcome = options.transaction_mode == "none"
         if shows_outcome and last_batch is not None and found.is_unchanged(last_batch.found):
             state, found = yield from ask_after(replace(state, skip_to=last_batch.stop), options)
@@ -153,7 +159,7 @@ def look(state: PeekState, now: float, options: SourceOptions) -> Look:
 
 
 def ask_lowest(state: PeekState, now: float, options: SourceOptions) -> Step:
-    """Ask at the very beginning if that is due, else after held messages or at the anchor."""
+    """Ask at the very beginning if it is time to, else after held messages or at the anchor."""
     if now >= state.from_start:
         return (yield from ask_at_start(state, now, options))
     if state.skip_to is not None:
@@ -162,7 +168,7 @@ def ask_lowest(state: PeekState, now: float, options: SourceOptions) -> Step:
 
 
 def ask_at_start(state: PeekState, now: float, options: SourceOptions) -> Step:
-    """Ask at the very beginning. Remember where the queue starts, and when to do this again."""
+    """Ask at the very beginning. Remember where the queue starts, and when to ask there again."""
     found, seconds = yield from ask(state, LOWEST_SEQ, options)
     anchor = found.cuts[0] if found.messages else LOWEST_SEQ
     from_start = now + max(FROM_THE_START, FROM_THE_START_FACTOR * seconds)
@@ -170,11 +176,11 @@ def ask_at_start(state: PeekState, now: float, options: SourceOptions) -> Step:
 
 
 def ask_at_anchor(state: PeekState, now: float, options: SourceOptions) -> Step:
-    """Ask where the queue started last time; if nothing is there, at the very beginning."""
+    """Ask where the queue started last time. If nothing is there, ask at the very beginning."""
     found, _ = yield from ask(state, state.anchor, options)
     if found.messages:
         return replace(state, anchor=found.cuts[0]), found
-    if state.left is not None:  # what is above the end of a run is looked at only upwards
+    if state.left is not None:  # after go_above, no look goes back to the very beginning
         return state, found
     return (yield from ask_at_start(state, now, options))
 
@@ -199,7 +205,7 @@ def ask(
 
 
 def go_above(state: PeekState, above: AboveEnd) -> PeekState:
-    """Go on with the messages above the end of a run."""
+    """Go on with the messages that `above` describes."""
     return replace(
         state,
         end=above.last,
@@ -216,7 +222,7 @@ def go_above(state: PeekState, above: AboveEnd) -> PeekState:
 
 def freeze(state: PeekState, last: int | None, sequence: AboveSequence | None) -> PeekState:
     """
-    End all looks at the highest seq as it is now, or at the last one that the sequence gave.
+    End all looks at the highest seq of now, or if that is lower, at the last one the sequence gave.
 
     `last` and `sequence` are None if the queue is empty.
     """
@@ -244,27 +250,27 @@ def cut_ranges(found: Found, quota: Quota) -> tuple[int, tuple[int, ...]]:
     Cut a batch into at most `quota.tasks` ranges of seqs.
 
     Returns:
-        How many messages each range holds, the last one perhaps fewer, and the ranges' bounds:
-        range i is [bounds i, bounds i+1).
+        How many messages each range holds, and the bounds of the ranges. The last range may hold
+        fewer. Range i is [bounds[i], bounds[i+1]).
     """
     grains = -(-quota.messages // found.grain)
     step = -(-grains // quota.tasks)
     stop = found.cuts[grains] if grains < len(found.cuts) else found.last + 1
     stop = max(stop, found.cuts[0] + 1)  # a range has one seq at least
-    # where seqs repeat, two cuts may be one seq
+    # if messages share a seq, two cuts may be the same seq
     bounds = dict.fromkeys((*found.cuts[:grains:step], stop))
     return step * found.grain, tuple(bounds)
 
 
 def learn(state: PeekState, taken: int) -> PeekState:
-    """Record how many messages the batch that was planned last has taken from the queue."""
+    """Record how many messages were `taken` from the queue by the batch that was planned last."""
     last_batch = state.last_batch
     if last_batch is None:
         return state
     state = spend(state, taken)
     state = replace(state, last_batch=replace(last_batch, is_empty=taken == 0))
     if taken >= last_batch.messages and state.skip_to is None:
-        # only dead rows are before its end, which need no second look
+        # only dead rows lie before the end of the batch, and they need no second look
         state = replace(state, anchor=last_batch.stop)
     return state
 
@@ -275,7 +281,7 @@ def forget_batch(state: PeekState) -> PeekState:
 
 
 def rest(state: PeekState, until: float) -> PeekState:
-    """Look at nothing for a while, and then at all messages: held ones may be free by then."""
+    """Look at nothing for a while. Then look at all messages, because held ones may be free."""
     return replace(state, last_batch=None, skip_to=None, rests_until=until)
 
 
@@ -287,7 +293,7 @@ def wake(state: PeekState) -> PeekState:
 
 
 def report_queue(name: str, found: Found, most: int, now: datetime) -> dict[str, Any]:
-    """Report what waits in a queue. Beyond the limit of a batch that is only estimated."""
+    """Report what waits in a queue. The count is estimated if a batch cannot hold all of it."""
     is_full = found.messages >= most
     return {
         "queue": name,
@@ -298,7 +304,7 @@ def report_queue(name: str, found: Found, most: int, now: datetime) -> dict[str,
 
 
 def seconds_since(sent: str | None, now: datetime) -> float | None:
-    """Count the seconds since a message was sent, by its header; None: the header has no time."""
+    """Return how many seconds ago a message was sent. Returns None if `sent` is not a time."""
     if sent is None:
         return None
     try:

@@ -1,16 +1,16 @@
 """
 What a task cannot deliver: messages that cannot be read, and messages that are too large.
 
-Poison is a row whose headers are not a JSON object of texts, or are not UTF-8. (A database of
-SQL_ASCII holds any bytes.) All poison of a task is diverted to the error queue at once, with its
-bodies. There it gets headers that can be read, with its old text in one of them. ServiceControl
-would try a row that it cannot read for ever, and all other failures would wait for it. Poison that
-an operator returns is diverted again. Without the option errorQueue poison is delivered, with its
-text in the column corruptHeaders.
+Poison is a row whose headers are not a JSON object of texts, or are not UTF-8. (A database with the
+encoding SQL_ASCII holds any bytes.) All poison of a task is diverted to the error queue at once,
+with its bodies. There a poison message gets headers that can be read. One of them holds the old
+text. If ServiceControl found a row that it cannot read, it would try that row for ever, and all
+other failures would wait. Poison that an operator returns is diverted again. Without the option
+errorQueue poison is delivered, with its text in the column corruptHeaders.
 
 A message may be larger than maxMessageBytes, or its headers larger than maxHeaderBytes. The server
-moves it without sending it to the task, because to parse headers takes long, and the transaction is
-open. No header is added to it. The log says why.
+moves such a message and does not send it to the task, because the transaction is open and parsing
+its headers would take long. The message gets no new header. The log says why it was moved.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ UNREADABLE = (
     f"UTF-8. Their text is in the header {CORRUPT_HEADERS}, or {CORRUPT_HEADERS_BASE64}. Do not "
     'retry it: put it back with correct headers, as the runbook "Poison messages" says.'
 )
-# One task diverts at most so many large messages, and at most so many bytes of them, but one
-# message at least. The others wait for the next batch.
+# One task diverts at most MOST_LARGE large messages, with about MOST_BYTES bytes together. Other
+# large messages wait for the next batch.
 MOST_LARGE = 1000
 MOST_BYTES = 1 << 30
 
@@ -80,7 +80,7 @@ MOST_BYTES = 1 << 30
 
 
 def warn_of_poison(rows: pa.RecordBatch, queue: str) -> None:
-    """Log that poison messages are delivered. `rows` has columns of a read."""
+    """Log how many poison messages are delivered. `rows` has the columns that a reader returns."""
     poison = rows.column("headers").null_count if "headers" in rows.schema.names else 0
     if poison:
         log.warning(
@@ -93,9 +93,11 @@ def warn_of_poison(rows: pa.RecordBatch, queue: str) -> None:
 
 def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Table:
     """
-    Divert poison to the error queue. Without one it is delivered, its invalid UTF-8 as U+FFFD.
+    Divert poison to the error queue. If there is no error queue, poison is delivered.
 
-    Returns the other rows, with valid texts only. Raises as `store_in_error_queue`.
+    Returns the rows to deliver. U+FFFD replaces each byte of their texts that is not UTF-8.
+
+    Raises the errors of `store_in_error_queue`.
     """
     error_queue = task.options.error_address
     unread = find_undecodable(live["headers"])
@@ -120,7 +122,8 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
         returned=combine(pc.invert(corrupt).filter(poison)),
     )
     headers = fit_headers(connection, task, bad)
-    bodies = live["body"].filter(poison)  # an expiry may be beyond Python
+    # the column of the expiry stays out, because Python may not be able to hold its values
+    bodies = live["body"].filter(poison)
 
     def store(renamed: bool) -> None:  # noqa: FBT001
         ids = rising_ids(len(headers)) if renamed else bad.ids
@@ -137,11 +140,11 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
 class PoisonRows:
     """Columns of the poison in one task."""
 
-    ids: pa.Array  # of 16 bytes
+    ids: pa.Array  # the ids of the rows, each 16 bytes
     stored: pa.Array  # the headers as they were received
     texts: pa.Array  # the headers in valid UTF-8
     unread: pa.Array  # whether the headers are not UTF-8
-    returned: pa.Array  # whether they can be read: an operator returned poison that was diverted
+    returned: pa.Array  # whether this is diverted poison that an operator returned: it can be read
 
     def filter(self, mask: pa.Array) -> PoisonRows:
         return PoisonRows(
@@ -155,9 +158,9 @@ def combine(column: pa.ChunkedArray) -> pa.Array:
 
 def fit_headers(connection: Connection, task: Task, bad: PoisonRows) -> pa.Array:
     """
-    Write headers that can be read. Headers that would be too large stay as they are.
+    Write headers that can be read. If they would be too large, the old headers stay.
 
-    Escapes make a text up to six times as long. A text that is already too large is not looked at.
+    Escapes make a text up to six times as long. Old headers that are too large are not parsed.
     """
     most = min(task.options.max_header_bytes, DEFAULT_HEADER_SIZE)
     short = pc.less_equal(connection.stored_bytes(bad.texts), most)
@@ -177,7 +180,7 @@ def fit_headers(connection: Connection, task: Task, bad: PoisonRows) -> pa.Array
 
 
 def failure_of_poison(connection: Connection, queue: QueueAddress) -> dict[str, str]:
-    """Return the headers that poison gets, as `fail` writes them. None holds text of a message."""
+    """Return the headers that `fail` would write. They hold no text of a message."""
     return {
         ENCLOSED_MESSAGE_TYPES: POISON_TYPE,
         PROCESSING_ENDPOINT: queue.table,
@@ -190,7 +193,7 @@ def failure_of_poison(connection: Connection, queue: QueueAddress) -> dict[str, 
 
 
 def write_poison_headers(bad: PoisonRows, failure: dict[str, str]) -> pa.Array:
-    """Write the headers of each row: MessageId, the failure, and the old text as a header."""
+    """Write headers for each row: MessageId, the failure, and a header that holds the old text."""
     members = dumps(failure)[1:-1]
     head = pc.binary_join_element_wise(
         f'{{"{MESSAGE_ID}":"', id_texts(bad.ids), f'",{members},"', ""
@@ -214,9 +217,10 @@ def write_poison_headers(bad: PoisonRows, failure: dict[str, str]) -> pa.Array:
 
 def fail_again(text: str, row: str, failure: dict[str, str]) -> str:
     """
-    Write the headers of poison that was returned. Only those of the failure are replaced.
+    Write the headers of poison that was returned to its queue and is poison again.
 
-    Poison that still says where it failed keeps all its headers: a stream may read an error queue.
+    The new failure replaces the old one, and all other headers stay. If FailedQ is still there, the
+    stream reads an error queue, and nothing is replaced.
     """
     headers = parse_headers(text) or {}
     if headers.get(FAILED_Q):
@@ -235,13 +239,14 @@ def store_in_error_queue(
     connection: Connection, error_queue: QueueAddress, store: Callable[[bool], T], *, rows: int
 ) -> T:
     """
-    Store messages in the error queue under their ids. If any id is taken, all get new ones.
+    Store messages in the error queue under their ids. If any id is taken, all get new ids.
 
-    `store` stores all of the `rows`. It is called with True if they are to get new ids.
+    `store` stores all messages. It is called with True if they are to get new ids. `rows` is how
+    many messages there are.
 
     Raises:
-        RowsHeld: other sessions hold the rows' ids or seqs; nothing was received.
-        StatementFailed: the error queue takes them under no id; nothing was received.
+        RowsHeld: other sessions hold ids or seqs of the messages. Nothing was received.
+        StatementFailed: the error queue refuses the messages under any id. Nothing was received.
         TableRefused.
     """
     use(connection, [error_queue], Use("insert", SENT_COLUMNS))
@@ -264,25 +269,27 @@ class LargeMessage:
     """A message that is too large to be fetched: a row of `find_large`."""
 
     seq: int
-    bytes: int  # of headers and body
+    bytes: int  # bytes of headers and body
     headers: int  # bytes of the headers
-    place: str  # names the row, because messages may have one seq
+    place: str  # where the row is in the table: two messages may have the same seq
 
 
 @dataclass(frozen=True, slots=True)
 class LargeDiverted:
     """What became of large messages: the row of `divert_large`."""
 
-    diverted: int
-    expired: int  # dropped instead
+    diverted: int  # how many went to the error queue
+    expired: int  # how many had expired and were dropped
 
 
 def divert_large(connection: Connection, task: Task, *, is_short: bool) -> LargeDiverted:
     """
-    Move messages to the error queue that are too large or have too large headers, on the server.
+    On the server, move messages that are too large, or whose headers are, to the error queue.
 
-    `is_short`: the task got less than was planned for it, and less than it may hold. Raises
-    MessageTooLarge if there is no error queue.
+    This looks for large messages only if `is_short`: the task got fewer messages than were planned
+    for it, and fewer bytes than it may take.
+
+    Raises MessageTooLarge if there is no error queue.
     """
     options = task.options
     if not is_short or not may_be_large(task):
@@ -325,18 +332,19 @@ def divert_large(connection: Connection, task: Task, *, is_short: bool) -> Large
 
 def may_be_large(task: Task) -> bool:
     """
-    Whether a message of the task's queue may be too large, by the sample of its plan.
+    Whether a message of the task's queue may be too large, by the sample of the task's plan.
 
-    `receive` passes over large messages without a cost, so they become the lowest of the queue.
-    Then they are in the sample, and SAMPLED times its mean is no less than each of them. A mean
-    counts a character of headers as one byte, where the table may store it in two.
+    `receive` does not take large messages, so after some time they have the lowest seqs of the
+    queue. Then they are in the sample, and SAMPLED times the mean of the sample is no less than
+    the size of each of them. The mean counts each character of headers as one byte, but the table
+    may store a character in two bytes.
     """
     limit = min(task.options.max_message_bytes, task.options.max_header_bytes // 2)
     return task.bytes_each * SAMPLED >= limit
 
 
 def describe_large(options: SourceOptions, queue: str, message: LargeMessage) -> MessageTooLarge:
-    """Say which limit a message exceeds: the error of a stream without an error queue."""
+    """Return the error of a stream without an error queue. It says which limit is exceeded."""
     limits = (
         ("maxMessageBytes", options.max_message_bytes, "headers and body", message.bytes),
         ("maxHeaderBytes", options.max_header_bytes, "headers", message.headers),
@@ -354,9 +362,10 @@ def describe_large(options: SourceOptions, queue: str, message: LargeMessage) ->
 
 def cut_groups(large: list[LargeMessage], most: int) -> Iterator[list[LargeMessage]]:
     """
-    Cut messages by seq and bytes into what one statement moves, up to what one task may.
+    Cut large messages into groups. One statement moves one group.
 
-    `most` is how many bytes one statement moves. It moves one message at least.
+    A group has at most `most` bytes, or a single message. The groups end once they have MOST_BYTES
+    together.
     """
     total = 0
     size = 0
@@ -378,7 +387,7 @@ def cut_groups(large: list[LargeMessage], most: int) -> Iterator[list[LargeMessa
 def divert_group(
     connection: Connection, task: Task, error_queue: QueueAddress, group: list[LargeMessage]
 ) -> LargeDiverted:
-    """Move large messages to the error queue by one statement, on the server."""
+    """Move a group of large messages to the error queue by one statement, on the server."""
 
     def store(renamed: bool) -> LargeDiverted:  # noqa: FBT001
         tables = {"queue": task.queue, "errors": error_queue}

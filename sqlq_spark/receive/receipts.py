@@ -1,14 +1,14 @@
 """
 Receipts and the row of their stream, in the transaction that the caller has open.
 
-A receipt is a row that says what one task has received. A large payload is in pages, which are rows
-of another table. The task writes the receipt in the commit that deletes the messages, and a later
-attempt hands it out again. The driver deletes it when it acknowledges the batch. An operator may
-return or drop it instead: see admin/receipts.py.
+A receipt is a row that holds what one task has received. A large payload is in pages, which are
+rows of another table. The task writes the receipt in the transaction that deletes the messages. If
+Spark runs the task again, the later attempt hands out the receipt. The driver deletes the receipt
+when it acknowledges the batch. An operator may return or drop it instead: see admin/receipts.py.
 
-A batch is open while `batch > acked_batch` of its stream. A task of any other batch is stale.
-An acknowledgement also raises the high-water mark of Spark's query. After that, none of the query's
-streams receives for that batch of Spark again.
+A batch is open while `batch > acked_batch` of its stream. A task of a batch that is not open is
+stale. An acknowledgement also raises the high-water mark of Spark's query. After that, no stream of
+the query receives for that batch of Spark again.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-ROW_BYTES = 64  # of a row in a payload, beside headers and body
+ROW_BYTES = 64  # bytes of a row in a payload, apart from headers and body
 UTF8_GROWTH = 3  # UTF-8 may take up to three times the bytes of UTF-16
-# What became of messages. They are in the receipt, or they had expired, or they went to the error
-# queue (diverted) or to other queues (forwarded).
+# What a task did with the messages it took. They are in the receipt, or they had expired and were
+# dropped, or they went to the error queue (diverted) or to other queues (forwarded).
 COUNTS = ("messages", "expired", "diverted", "forwarded")
-LONGEST_RUN = 200  # characters of the name of a query's run
-MOST_MESSAGES = 10_000_000  # of a receipt that an operator opens, without its plan
+LONGEST_RUN = 200  # characters of the id of a query's run
+# how many messages a receipt may hold if an operator opens it, when its plan is not known
+MOST_MESSAGES = 10_000_000
 
 # A sink may read only a part of a batch. What it has not read waits for the next batch.
 MISSING = (
@@ -50,7 +51,7 @@ MISSING = (
     "database lost commits in a failover. After a failover, messages that are in the sink will be "
     "received again"
 )
-# how a query continues after a batch without some of its receipts
+# what the next start of a query does after a batch of which some receipts are missing
 STAYS_OPEN = (
     "The batch stays open. To accept what happened, start once with failOnDataLoss=false. If the "
     "sink does not read all of each batch, do not set failOnMissingReceipts=true."
@@ -74,12 +75,12 @@ class Claim:
 
     @property
     def queue(self) -> str:
-        """The canonical address. Several addresses are joined by ", "."""
+        """The canonical address of the stream's queue. Several addresses are joined by ", "."""
         return ", ".join(self.options.names)
 
     def check(self, queue: str) -> None:
         """
-        Accept the queues of a stream's row if the options still name one of them.
+        Check that the options still name one of the queues in a stream's row.
 
         Raises StreamOfOtherQueue.
         """
@@ -91,19 +92,19 @@ class Claim:
 class StreamRow:
     """The row of a stream, locked: what `lock_stream` returns."""
 
-    queue: str  # several are joined by ", "
+    queue: str  # the canonical address; several addresses are joined by ", "
     driver: str
     acked_batch: int
     plan_batch: int | None  # the batch of the stored plan
     stored_plan: str | None
 
     def plan_of(self, batch: int) -> str | None:
-        """Return the stored plan of a batch; None: it has none."""
+        """Return the stored plan of a batch. Returns None if the batch has none."""
         return self.stored_plan if self.plan_batch == batch else None
 
 
 def lock_stream(connection: Connection, stream: str) -> StreamRow:
-    """Lock a stream's row until commit; that waits for running tasks. Raises StreamNotFound."""
+    """Wait for running tasks, and lock a stream's row until commit. Raises StreamNotFound."""
     row = connection.row("lock_stream", StreamRow, stream=stream)
     if row is None:
         raise stream_not_found(connection, stream)
@@ -116,20 +117,21 @@ def stream_not_found(connection: Connection, stream: str) -> errors.StreamNotFou
 
 def lock_for_plan(connection: Connection, stream: str, batch: int, claim: Claim) -> str | None:
     """
-    Lock a stream's row, so that a batch can get its plan. Return the plan if it already has one.
+    Lock a stream's row, so that `batch` can get its plan. Return the plan if it already has one.
 
-    Two plans of one batch would share its receipts. Messages that only one of them receives would
-    be lost. So a batch keeps its plan if the commit of that plan had no answer.
+    Two plans of one batch would share the receipts of the batch. Messages that only one of the
+    plans receives would be lost. So if a plan was committed but the answer was lost, the batch
+    keeps that plan.
 
-    The caller has acknowledged the batch before it in an earlier transaction. If the row does not
-    have that, the database has lost commits since: a standby that was behind took over while the
-    query was running.
+    The caller has acknowledged the batch before `batch` in an earlier transaction. If the row does
+    not show this, the database has lost commits since then: a standby that was behind took over
+    while the query was running.
 
     Raises:
         StreamNotFound, DatabaseRolledBack, StreamTakenOver.
     """
     row = lock_stream(connection, stream)
-    if row.acked_batch < batch - 1:  # before the driver: a claim may be among what was lost
+    if row.acked_batch < batch - 1:  # checked first: the claim may be among the lost commits
         refuse_old_database(connection, stream, batch - 1, row.acked_batch, claim)
     if row.driver != claim.driver:
         raise errors.StreamTakenOver(stream=stream)
@@ -139,7 +141,7 @@ def lock_for_plan(connection: Connection, stream: str, batch: int, claim: Claim)
 def refuse_old_database(
     connection: Connection, stream: str, start: int, acked: int, claim: Claim
 ) -> None:
-    """Raise that the database is older than the checkpoint, or accept it."""
+    """Raise that the database is older than the checkpoint, unless the user accepts data loss."""
     error = errors.DatabaseRolledBack(
         stream=stream, start=start, acked=acked, server=connection.server
     )
@@ -151,7 +153,7 @@ def accept_or_raise(
     options: SourceOptions,
     instead: str = "the stream goes on after data loss",
 ) -> None:
-    """Raise an error, unless the user accepts what happens instead."""
+    """Raise an error. If failOnDataLoss=false, log what happens `instead`."""
     if options.fail_on_data_loss:
         raise error
     log.warning("%s because failOnDataLoss=false: %s", instead, error)
@@ -165,7 +167,8 @@ class Fence:
     """What a task must know of its stream before it receives: the row of `fence`."""
 
     acked_batch: int
-    # the last batch that Spark's query had received for, by another plan, when the plan was stored
+    # The highest batch of Spark's query that a stream of the query had closed, or had receipts of,
+    # when the plan was stored. None if there was no such batch.
     plan_high_water: int | None
     is_reader: bool  # whether the stream may receive from the queue, for this run of the query
 
@@ -174,7 +177,9 @@ def read_fence(connection: Connection, stream: str, spark_batch: SparkBatch, que
     """
     Read a stream's row, and lock it shared with other tasks until the transaction ends.
 
-    Until then no batch of the stream is acknowledged and none gets a plan. Raises StreamNotFound.
+    Until then no batch of the stream is acknowledged, and no batch of it gets a plan.
+
+    Raises StreamNotFound.
     """
     fence = connection.row(
         "fence",
@@ -191,10 +196,10 @@ def read_fence(connection: Connection, stream: str, spark_batch: SparkBatch, que
 
 def enter_query(connection: Connection, task: Task, spark_batch: SparkBatch) -> None:
     """
-    Enter a task's stream as the one that receives from its queue for this run of Spark's query.
+    Record that the task's stream receives from the task's queue in this run of Spark's query.
 
-    It runs in a transaction of its own. An entry of an earlier run is replaced, because the
-    checkpoint of that run's stream may be lost. In that case the high-water mark decides what may
+    This has a transaction of its own. It replaces the entry of an earlier run, because the
+    checkpoint of that run's stream may be lost. If it is lost, the high-water mark decides what may
     be received.
 
     Raises:
@@ -219,7 +224,11 @@ def enter_query(connection: Connection, task: Task, spark_batch: SparkBatch) -> 
 
 
 def name_run(spark_batch: SparkBatch) -> str:
-    """Return the name of a run of the query. A user's function may have given it any text."""
+    """
+    Return the run's id as text that the database can store.
+
+    A user's function may have set the id to any text.
+    """
     return (spark_batch.run_id or "").replace("\0", "")[:LONGEST_RUN]
 
 
@@ -230,10 +239,11 @@ def name_run(spark_batch: SparkBatch) -> str:
 class StoredReceipt:
     """What a receipt holds, or held until it was deleted."""
 
-    payload: bytes  # including what is in pages
+    payload: bytes  # the whole payload, with the bytes that are stored in pages
     messages: int
     unpacked: int  # bytes of the unpacked payload
-    query_id: str | None  # Spark's names of the batch that it was received for
+    # the query and batch of Spark for which the messages were received
+    query_id: str | None
     spark_batch: int | None
 
     def unpack(
@@ -244,10 +254,11 @@ class StoredReceipt:
         largest: int = LARGEST_MESSAGE,
     ) -> pa.Table:
         """
-        Unpack the messages, in rows of QUEUE_ROW.
+        Unpack the messages, with the columns of QUEUE_ROW.
 
-        No more than `messages` are accepted, and none of more than `largest` bytes. An earlier
-        release could store an expiry beyond the calendar, which is null here.
+        A receipt is refused if it has more than `messages` messages, or more bytes than a task can
+        take if one message has `largest` bytes. An earlier release could store an expiry beyond the
+        calendar. Such an expiry is null here.
 
         Raises PayloadRefused if someone has changed the receipt.
         """
@@ -268,7 +279,7 @@ def receipt_values(receipt: ReceiptKey) -> dict[str, Any]:
 
 
 def find_receipt(connection: Connection, receipt: ReceiptKey) -> StoredReceipt | None:
-    """Read a receipt; None: there is none."""
+    """Read a receipt. Returns None if there is none."""
     values = receipt_values(receipt)
     stored = connection.row("find_receipt", StoredReceipt, tables=None, **values)
     if stored is None or stored.payload:
@@ -277,15 +288,15 @@ def find_receipt(connection: Connection, receipt: ReceiptKey) -> StoredReceipt |
 
 
 def join_pages(connection: Connection, values: dict[str, Any]) -> bytes:
-    """Read the pages of a receipt; empty if it has none."""
+    """Read the pages of a receipt and join them. The result is empty if there are no pages."""
     return b"".join(connection.values("receipt_pages", tables=None, **values))
 
 
 def save(connection: Connection, task: Task, result: TaskResult, spark_batch: SparkBatch) -> None:
     """
-    Write the receipt, even if nothing was received.
+    Write the receipt of a task, even if the task received nothing.
 
-    Spark may run the batch again, and then this task must receive nothing again.
+    Spark may run the batch again. Then the empty receipt keeps this task from receiving messages.
     """
     payload = pack(result.rows)
     connection.run(
@@ -314,12 +325,13 @@ class QueueOutcome:
 
     queue: str
     tasks: int
-    empty: int  # tasks that took nothing
+    empty: int  # how many tasks took nothing
     messages: int
     expired: int
     diverted: int
     forwarded: int
-    query_id: str | None  # Spark's names of the last batch; None: they differ
+    # Spark's query, and its last batch; None if the receipts name several queries or none
+    query_id: str | None
     spark_batch: int | None
 
     @property
@@ -333,10 +345,12 @@ class Closed:
     """What the batch that was closed last has received, and what is stored of the next one."""
 
     batch: int
-    outcomes: tuple[QueueOutcome, ...] = ()  # one for each queue; none if no task has a receipt
-    stored_plan: str | None = None  # of the batch after it, if that was planned before
-    is_passed_over: bool = False  # it was below the high-water mark, so its tasks received nothing
-    unread_tasks: int = 0  # of a batch that was open until now, and of which no task ran
+    outcomes: tuple[QueueOutcome, ...] = ()  # one for each queue; empty if no task has a receipt
+    stored_plan: str | None = None  # the plan of the next batch, if one was stored before
+    # whether the batch was not above the high-water mark, so that its tasks received nothing
+    is_passed_over: bool = False
+    # how many tasks the batch has, if it was open until now and no task of it ran; else 0
+    unread_tasks: int = 0
 
     @property
     def tasks(self) -> int:
@@ -345,7 +359,7 @@ class Closed:
 
     @property
     def empty(self) -> int:
-        """How many of these tasks took nothing."""
+        """How many tasks left a receipt but took nothing."""
         return sum(outcome.empty for outcome in self.outcomes)
 
     @property
@@ -354,12 +368,12 @@ class Closed:
         return sum(outcome.taken for outcome in self.outcomes)
 
     def report(self) -> dict[str, Any]:
-        """Return what the progress shows as `lastBatch`."""
+        """Return what Spark's progress shows as `lastBatch`."""
         return report_batch(self.batch, self.outcomes)
 
 
 def report_batch(batch: int, outcomes: Sequence[QueueOutcome]) -> dict[str, Any]:
-    """Return what the progress shows of a batch, for all its queues or for one of them."""
+    """Return what Spark's progress shows of a batch, for all its queues or for one of them."""
     return {
         "batch": batch,
         "tasks": sum(outcome.tasks for outcome in outcomes),
@@ -369,7 +383,7 @@ def report_batch(batch: int, outcomes: Sequence[QueueOutcome]) -> dict[str, Any]
 
 
 def count_messages(outcomes: Iterable[QueueOutcome]) -> dict[str, Any]:
-    """Return how many messages of all queues became what, by the names of COUNTS."""
+    """Add up the messages of all queues, for each name of COUNTS."""
     counts = dict.fromkeys(COUNTS, 0)
     for outcome in outcomes:
         for name in COUNTS:
@@ -379,11 +393,12 @@ def count_messages(outcomes: Iterable[QueueOutcome]) -> dict[str, Any]:
 
 def acknowledge(connection: Connection, end: Offset, claim: Claim) -> Closed:
     """
-    Close all batches up to that of `end`, which Spark has in its commit log; delete their receipts.
+    Close all batches up to the batch of `end`, and delete their receipts.
 
-    The row's lock waits for running tasks. Tasks that come later are stale. The first call of a
-    process takes the stream over from the process before. If fewer tasks left a receipt than were
-    planned, this is logged or raised. If no task left one, the caller decides what to do.
+    Spark has that batch in its commit log. This function locks the stream's row, so it waits for
+    running tasks. Tasks that come later are stale. The first call in a process takes the stream
+    over from the process before. If fewer tasks left a receipt than were planned, this is logged or
+    raised. If no task left a receipt, the caller decides what to do.
 
     Raises:
         StreamNotFound, StreamOfOtherQueue, StreamTakenOver, CheckpointRolledBack,
@@ -399,11 +414,12 @@ def acknowledge(connection: Connection, end: Offset, claim: Claim) -> Closed:
         accept_or_raise(error, claim.options)
         return Closed(row.acked_batch, stored_plan=row.stored_plan)
     is_open = row.acked_batch < batch
-    # A return or a drop closes a batch and keeps its other receipts. Only those of this batch and
-    # of open ones go.
+    # When an operator returns or drops a receipt, the batch is closed, and its other receipts stay.
+    # So only the receipts of this batch and of open batches are deleted.
     first = min(row.acked_batch + 1, batch)
     outcomes = connection.rows("outcome", QueueOutcome, stream=stream, first=first, batch=batch)
-    # the plan of a batch is committed before Spark has its offset, and follows the acknowledged one
+    # The plan of a batch is committed before Spark has the batch's offset. Only the batch after the
+    # acknowledged one gets a plan.
     was_planned = row.plan_batch == batch or bool(outcomes)
     if row.acked_batch < batch - 1 or (is_open and not was_planned):
         refuse_old_database(connection, stream, batch, row.acked_batch, claim)
@@ -423,11 +439,11 @@ def acknowledge(connection: Connection, end: Offset, claim: Claim) -> Closed:
 
 def take_over(connection: Connection, stream: str, claim: Claim) -> StreamRow:
     """
-    Lock a stream's row. A process that has not spoken for the stream before takes it over.
+    Lock a stream's row. At the first call in a process, the process takes the stream over.
 
     Raises:
         StreamNotFound, StreamOfOtherQueue.
-        StreamTakenOver: another process has taken it over since this one did.
+        StreamTakenOver: after this process took the stream over, another one did.
     """
     row = lock_stream(connection, stream)
     claim.check(row.queue)
@@ -471,7 +487,7 @@ def close(
 
 
 def name_in_spark(outcomes: Sequence[QueueOutcome]) -> SparkBatch:
-    """Return Spark's names of a batch; none if the receipts of its queues differ in them."""
+    """Return Spark's query and batch. They are None unless all receipts name the same query."""
     named = [outcome for outcome in outcomes if outcome.spark_batch is not None]
     queries = {outcome.query_id for outcome in named}
     if len(queries) != 1 or None in queries:
@@ -481,7 +497,7 @@ def name_in_spark(outcomes: Sequence[QueueOutcome]) -> SparkBatch:
 
 
 def is_passed_over(connection: Connection, stream: str, spark_batch: SparkBatch) -> bool:
-    """Whether Spark's batch is not above the high-water mark, before it is acknowledged."""
+    """Whether Spark's batch is not above the high-water mark. The batch is not acknowledged yet."""
     if spark_batch.number is None:
         return False
     plan_high_water = read_fence(connection, stream, spark_batch, queue="").plan_high_water

@@ -1,23 +1,26 @@
 """
 One receive task: a database transaction that takes messages and leaves a receipt.
 
-    fence         The batch is not acknowledged, and cannot be while the task runs; else StaleTask.
-    enter_query   No other stream of Spark's query receives from this queue; else QueueReadTwice.
-                  This runs only at the first task of a run of the query, in its own transaction.
+    fence         The batch is not acknowledged, and cannot be while the task runs. If it is
+                  acknowledged, StaleTask is raised.
+    enter_query   No other stream of Spark's query receives from this queue. If one does,
+                  QueueReadTwice is raised. This step runs only at the first task of a run of the
+                  query, in its own transaction.
     find_receipt  If an earlier attempt left a receipt, hand out its messages and receive no others.
-    high water    Spark's query has not received for this batch by another plan; else
-                  CheckpointIncomplete. A sink may hold that batch, and would drop new messages.
-    begin_receipt Its key is the lock of an attempt. Another attempt waits here for the commit of
-                  the first one, fails, starts again and finds the receipt.
-    use           Lock the queue's table, and ask whose it is.
+    high water    Spark's query has not received for this batch by another plan. If it has,
+                  CheckpointIncomplete is raised: a sink may hold that batch, and would drop new
+                  messages.
+    begin_receipt Insert the key of the receipt. Another attempt of the same task waits here for the
+                  commit of the first one, fails, starts again and finds the receipt.
+    use           Lock the queue's table, and check who owns it.
     receive       Delete what no one else holds, step by step, up to the ceiling.
     divert        Expired messages are counted and dropped. Poison, and messages that are too large
                   to be fetched, go to the error queue. Messages that were delayed for another queue
                   are forwarded there.
-    save_receipt  Store the rest, in the same commit.
+    save_receipt  Store the other messages, in the same transaction.
 
 The rows go to Spark only after the commit.
-If the failure of a destination ends the transaction, all of it runs again without that destination.
+If the failure of a destination ends the transaction, all steps run again without that destination.
 After a lost connection, the caller runs the task again. It does not matter whether the commit was
 done: either nothing has happened, or the receipt is there.
 """
@@ -55,20 +58,22 @@ RECEIVES_NOTHING = "this task receives nothing"
 
 def receive(connection: Connection, task: Task, *, spark_batch: SparkBatch) -> pa.Table:
     """
-    Take what the task may take, or what an earlier attempt of it took.
+    Take messages for the task, or return those that an earlier attempt of the task took.
 
     `spark_batch` has Spark's names for this batch.
 
     Returns:
-        Messages of QUEUE_ROW in the order of seq. They have left the queue, committed.
+        Messages with the columns of QUEUE_ROW, in the order of seq. They have left the queue, and
+        that is committed.
 
     Raises:
         StaleTask: the batch was acknowledged.
-        ReceiptExists: another attempt has just left its receipt: call again.
+        ReceiptExists: another attempt has just left its receipt. Call again.
         CheckpointIncomplete: Spark's query has received for this batch before, by another plan.
         QueueReadTwice: another stream of Spark's query receives from this queue.
-        TableRefused: the queue's table has another owner than the options name, or other code.
-        DatabaseFailure: nothing was taken. After ConnectionLost that is not known: call again.
+        TableRefused: the queue's table may not be used, see database/trust.py.
+        ConnectionLost: it is not known whether messages were taken. Call again.
+        DatabaseFailure: nothing was taken.
     """
     work = partial(receive_as_reader, connection, task, spark_batch)
     rows = run_without_failed(work)
@@ -82,9 +87,10 @@ def receive_as_reader(
     connection: Connection, task: Task, spark_batch: SparkBatch, failed: Reasons
 ) -> pa.Table | None:
     """
-    Receive as `receive`, in one transaction.
+    Receive as `receive` does, in one transaction.
 
-    `failed` has the destinations of messages that ended this transaction before. They get nothing.
+    `failed` names the destinations whose failure ended this transaction in an earlier attempt. They
+    get nothing.
 
     Returns None, and changes nothing, if the stream has not yet entered itself as the one that
     receives from this queue for this run of Spark's query.
@@ -117,7 +123,7 @@ def receive_as_reader(
 
 
 def check_open(task: Task, fence: Fence) -> bool:
-    """Return whether the batch of a task is open; raise StaleTask, unless the user accepts that."""
+    """Whether the batch of a task is open. If not, raise StaleTask unless the user accepts that."""
     stream, batch, number = task.key
     if batch > fence.acked_batch:
         return True
@@ -128,11 +134,13 @@ def check_open(task: Task, fence: Fence) -> bool:
 
 def is_new(task: Task, plan_high_water: int | None, spark_batch: SparkBatch) -> bool:
     """
-    Return whether Spark's batch is above the high-water mark; else raise CheckpointIncomplete.
+    Whether Spark's batch is above the high-water mark.
+
+    If it is not, raise CheckpointIncomplete unless the user accepts that.
 
     Spark runs a batch only by the plan that it stored before the first task of the batch. If a task
-    comes with another plan, the checkpoint has lost entries. A task without Spark's names is not
-    checked: a thread that a user's function started has none.
+    comes with another plan, the checkpoint has lost entries. If Spark gave a task no query and no
+    batch, it is not checked. This happens in a thread that a user's function started.
     """
     if plan_high_water is None or spark_batch.number is None:
         return True
@@ -144,9 +152,10 @@ def is_new(task: Task, plan_high_water: int | None, spark_batch: SparkBatch) -> 
 
 def check_number(task: Task, stored: StoredReceipt, spark_batch: SparkBatch) -> None:
     """
-    Refuse to hand out a receipt for another batch of the query that it was received for.
+    Check that a receipt is handed out for the batch of Spark for which it was received.
 
-    A sink may hold that batch already, and would drop these messages.
+    If Spark's query asks for it in another batch, a sink may hold that batch already, and would
+    drop the messages of the receipt.
     """
     received = stored.spark_batch
     if received is None or spark_batch.number is None or stored.query_id != spark_batch.query_id:
@@ -156,7 +165,7 @@ def check_number(task: Task, stored: StoredReceipt, spark_batch: SparkBatch) -> 
 
 
 def accept_lost_files(task: Task, spark_batch: SparkBatch, received: int, instead: str) -> None:
-    """Raise that a checkpoint lost its files from this batch to `received`, or accept it."""
+    """Raise that a checkpoint lost its files of this batch up to `received`, or accept the loss."""
     batch = spark_batch.number or 0
     error = CheckpointIncomplete(
         query=spark_batch.query_id,
@@ -173,9 +182,9 @@ def accept_lost_files(task: Task, spark_batch: SparkBatch, received: int, instea
 
 def take(connection: Connection, task: Task) -> pa.Table:
     """
-    Delete the task's messages, in steps of about STEP bytes, until its range or a limit ends.
+    Delete the task's messages in steps of about STEP bytes, up to the end of its range or a limit.
 
-    A step looks at no more rows than are likely to fit. The database cuts it at the exact size.
+    A step looks at no more rows than are likely to fit. The database ends the step at its size.
     """
     steps: list[pa.Table] = []
     first = task.first
@@ -208,7 +217,7 @@ def take(connection: Connection, task: Task) -> pa.Table:
 
 
 def divert(connection: Connection, task: Task, taken: pa.Table, failed: Reasons) -> TaskResult:
-    """Drop what has expired, and move poison and delayed messages away. Count all of them."""
+    """Drop expired messages, and move large, poison and delayed ones away. Count all of them."""
     is_short = taken.num_rows < task.messages and weigh(taken) < task.bytes
     large = divert_large(connection, task, is_short=is_short)
     live = taken.drop_columns("expired")

@@ -1,1 +1,1 @@
-"""Send: a frame's rows become messages, are staged, and are dispatched once."""
+"""Send: the rows of a frame become messages. They are staged, and dispatched once."""

@@ -1,5 +1,5 @@
 """
-A chunk: the messages that are staged and inserted together, and which of its rows go where.
+A chunk: messages that are staged and inserted together, and functions that choose its rows.
 
 A chunk is a table of Arrow with the columns CHUNK_ROW, and with some of CHUNK_OPTIONAL after them.
 sender.py makes chunks of rows, dispatch.py keeps them in the staging, and insert.py inserts them.
@@ -30,14 +30,14 @@ K = TypeVar("K")
 
 CHUNK_ROW = pa.schema(
     {
-        "queue": pa.string(),  # of the row itself, untrusted; null: the queue of the sink
+        "queue": pa.string(),  # the queue that the row names, untrusted; null: the sink's queue
         "headers": pa.string(),
         "body": pa.binary(),
         "lifetime": pa.int64(),  # milliseconds until the message expires; null: never
     }
 )
-# columns that follow, in this order, where the frame or an option asks for them
-CHUNK_DELAYS = {  # a row has one of them or neither
+# The columns below follow CHUNK_ROW in this order, if the frame or an option needs them.
+CHUNK_DELAYS = {  # a row has a value in one of these columns or in neither
     "delay": pa.field("delay", pa.int64()),  # milliseconds
     "due": pa.field("due", pa.timestamp("us")),  # UTC
 }
@@ -47,7 +47,7 @@ CHUNK_LEGACY = [pa.field(name.lower(), pa.string()) for name in HEADER_COLUMNS]
 CHUNK_FAULT = pa.field("fault", pa.string())
 CHUNK_OPTIONAL = (*CHUNK_DELAYS.values(), CHUNK_TOPICS, *CHUNK_LEGACY, CHUNK_FAULT)
 
-# of a chunk that is never staged: ids of its rows, as `frame.ROW_ID`
+# The ids of the rows, from `frame.ROW_ID`. Only a chunk that is never staged has this column.
 CHUNK_ID = pa.field("id", pa.binary(16))
 
 
@@ -55,7 +55,7 @@ CHUNK_ID = pa.field("id", pa.binary(16))
 
 
 def find_waiting(chunk: pa.Table) -> pa.ChunkedArray | None:
-    """Return which rows are delayed; None where no row is."""
+    """Return which rows are delayed. Returns None if no row is."""
     masks = [chunk[name].is_valid() for name in CHUNK_DELAYS if name in chunk.column_names]
     if not masks:
         return None
@@ -64,7 +64,7 @@ def find_waiting(chunk: pa.Table) -> pa.ChunkedArray | None:
 
 
 def split_delayed(chunk: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Return the messages that are delayed, and the others."""
+    """Return the messages that are delayed, and the messages that are not."""
     waiting = find_waiting(chunk)
     if waiting is None:
         return chunk.slice(0, 0), chunk
@@ -75,7 +75,7 @@ def split_delayed(chunk: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def names_of_queues(chunk: pa.Table) -> list[str | None]:
-    """Return the distinct queues of the rows that are not published; None: the sink's queue."""
+    """Return the distinct queues of rows that are not published. None means the sink's queue."""
     queues = chunk["queue"]
     topics = topics_of(chunk)
     if topics is not None:
@@ -85,7 +85,7 @@ def names_of_queues(chunk: pa.Table) -> list[str | None]:
 
 
 def find_named(chunk: pa.Table, names: Iterable[str | None]) -> pa.ChunkedArray:
-    """Return which of the rows that are not published name one of some queues."""
+    """Return which rows are not published and have one of `names` as their queue."""
     mask = pc.is_in(chunk["queue"], value_set=pa.array([*names], pa.string()))
     topics = topics_of(chunk)
     return mask if topics is None else pc.and_(mask, pc.is_null(topics))
@@ -95,7 +95,7 @@ def find_named(chunk: pa.Table, names: Iterable[str | None]) -> pa.ChunkedArray:
 
 
 def topics_of(chunk: pa.Table) -> pa.ChunkedArray | None:
-    """Return the topics of each row; None where no row is published."""
+    """Return the topics of each row. Returns None if no row is published."""
     return chunk[CHUNK_TOPICS.name] if CHUNK_TOPICS.name in chunk.column_names else None
 
 
@@ -108,10 +108,10 @@ def names_of_topics(topics: pa.ChunkedArray) -> list[str]:
 def find_published(
     topics: pa.ChunkedArray, wanted: Mapping[K, Sequence[str]]
 ) -> dict[K, pa.ChunkedArray]:
-    """Return which rows have at least one of some topics, for each list of topics by its key."""
+    """For each key of `wanted`, return which rows have at least one of the key's topics."""
     names = pc.list_flatten(topics)
     counts = pc.fill_null(pc.list_value_length(topics), 0)
-    rows = np.repeat(np.arange(len(topics)), counts)  # of each name
+    rows = np.repeat(np.arange(len(topics)), counts)  # the row of each topic's name
     masks: dict[K, pa.ChunkedArray] = {}
     for key, some in wanted.items():
         is_wanted = pc.is_in(names, value_set=pa.array(some, pa.string())).to_numpy()
@@ -122,7 +122,7 @@ def find_published(
 
 
 def count_unmatched(topics: pa.ChunkedArray, masks: Iterable[pa.ChunkedArray]) -> Counter[str]:
-    """Count the published rows that are in no mask, by their topics joined with SEPARATOR."""
+    """Count the published rows that are in no mask. The key: the row's topics, with SEPARATOR."""
     unmatched = topics.is_valid()
     for mask in masks:
         unmatched = pc.and_not(unmatched, mask)
@@ -134,12 +134,12 @@ def count_unmatched(topics: pa.ChunkedArray, masks: Iterable[pa.ChunkedArray]) -
 
 
 def write_fault(partition: int, row: int, reason: str) -> str:
-    """Return why a row cannot be sent, as the column CHUNK_FAULT has it."""
+    """Return the text of the column CHUNK_FAULT, which says why a row cannot be sent."""
     return json.dumps({"partition": partition, "row": row, "reason": reason})
 
 
 def read_fault(text: str) -> BadMessage:
-    """Read what `write_fault` wrote."""
+    """Read a text of the column CHUNK_FAULT."""
     return BadMessage.from_facts(json.loads(text))
 
 
@@ -147,17 +147,17 @@ def read_fault(text: str) -> BadMessage:
 
 
 def has_lifetimes(chunk: pa.Table) -> bool:
-    """Whether any message expires."""
+    """Whether any message of a chunk expires."""
     lifetime = chunk["lifetime"]
     return bool(lifetime.null_count < len(lifetime))
 
 
 def to_queue_rows(chunk: pa.Table, now: datetime | None) -> pa.Table:
     """
-    Return the columns of a queue, row for row, but for new ids.
+    Return the chunk's rows with the columns of a queue. `add_ids` adds ids where they are missing.
 
-    Expires is `now`, the database's time in UTC without a zone, plus the lifetime. None: no message
-    expires, and the column is left out.
+    Expires is `now` plus the lifetime. `now` is the database's time, in UTC without a zone. If it
+    is None, no message expires, and the column is left out.
     """
     optional = [CHUNK_ID, *CHUNK_LEGACY]
     names = [field.name for field in optional if field.name in chunk.column_names]
@@ -170,9 +170,9 @@ def to_queue_rows(chunk: pa.Table, now: datetime | None) -> pa.Table:
 
 def add_ids(rows: pa.Table) -> pa.Table:
     """
-    Return rows of a queue with new, rising ids where they have none.
+    Return rows of a queue. A row without an id gets a new one. New ids rise.
 
-    Each copy of a message is a row with an id of its own.
+    Each copy of a message is a row, and each row has another id.
     """
     ids = rising_ids(rows.num_rows)
     if CHUNK_ID.name in rows.column_names:

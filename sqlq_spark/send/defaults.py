@@ -1,16 +1,16 @@
 """
-The headers that a message gets where its row does not have them, in columns.
+The headers that a message gets if its row does not have them, computed in columns.
 
-Who decides a header, the first one first:
+The value of a header comes from the first of these that has one:
 
-1. A column of the frame that states it: `correlationId`, `replyToAddress`, `deliverAt` or `delay`.
-   sender.py removes the row's own header of that name before, see `OwnTexts.without`.
+1. A column of the frame that overrides it: `correlationId`, `replyToAddress`, `deliverAt` or
+   `delay`. sender.py has removed the row's own header of that name: see `OwnTexts.without`.
 2. The row's own header, in the column `headers`.
-3. The default that is here: from an option, or computed.
+3. The default that this module takes from an option or computes.
 
-The headers SENT_BY name a sender together. A row that has TimeSent was sent before, by another
-sender, so it gets none of them. Only the option originatingEndpoint is a default for such a row
-too.
+The headers SENT_BY name a sender together. If a row has the header TimeSent, another sender has
+sent the message before. Then the row gets none of the headers SENT_BY, unless the option
+originatingEndpoint is set: this option is a default for all rows.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ SENT_BY = (wire.ORIGINATING_MACHINE, wire.ORIGINATING_ENDPOINT, wire.HOST_ID)
 
 
 class NewIds:
-    """The ids of the messages of a record batch, and of the conversations that they begin."""
+    """New ids for the messages of a record batch, and for the conversations that they begin."""
 
     def __init__(self, frame: Frame, ids: npt.NDArray[np.uint8]) -> None:
         self._frame = frame
-        self._ids = ids  # two for each row
+        self._ids = ids  # two ids for each row
 
     @cached_property
     def message_ids(self) -> pa.Array:
-        """The column `id`, and a new id where it is null."""
+        """The column `id`. Where it is null, a new id."""
         return pc.coalesce(self._frame.text("id"), id_texts(self._ids[::2]))
 
     def conversation_ids(self) -> pa.Array:
@@ -61,27 +61,28 @@ class NewIds:
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
     """
-    The default of each header for the rows of a record batch, as a column or as one text for all.
+    The default of each header for the rows of a record batch: a column, or one text for all rows.
 
-    Columns that state a header are among them: their header was removed from the rows' own.
+    A column of the frame that overrides a header counts as its default here: the rows' own header
+    of that name was removed before.
     """
 
     options: SinkOptions
     frame: Frame
-    own_headers: Own  # the rows' own headers, without those that a column states
+    own_headers: Own  # the rows' own headers, without headers that a column overrides
     ids: NewIds
     topics: pa.Array | None
     lifetime: pa.Array  # milliseconds
     correlation: pa.Array  # the column `correlationId`
     replies: pa.Array  # the column `replyToAddress`
-    deliver_at: pa.Array  # as the header has it; null: not delayed
+    deliver_at: pa.Array  # the text of the header DeliverAt; null if the row is not delayed
     forward: pa.Array  # where delayed messages go when they are due
     sent: datetime
-    sent_by: Mapping[str, str]  # of `name_sender`
-    write: Callable[[QueueAddress], str]  # an address, as messages have it
+    sent_by: Mapping[str, str]  # the headers that `name_sender` returned
+    write: Callable[[QueueAddress], str]  # returns the text of an address for a header
 
     def members(self) -> Iterator[pa.Array]:
-        """Yield each header, `"name":"value"`, for the rows that lack it; null for the others."""
+        """Yield each header as a column: `"name":"value"`, or null if the row has the header."""
         unsent = self.own_headers.missing(wire.TIME_SENT)
         for name, compute in self._columns().items():
             missing = unsent if name == wire.TIME_SENT else self.own_headers.missing(name)
@@ -93,11 +94,11 @@ class Defaults:
                 yield default(name, value, missing)
 
     def _is_stated(self, name: str) -> bool:
-        """Whether the option originatingEndpoint states the header."""
+        """Whether the header is set by the option originatingEndpoint."""
         return name == wire.ORIGINATING_ENDPOINT and self.options.originating_endpoint is not None
 
     def _columns(self) -> dict[str, Callable[[], pa.Array | str | None]]:
-        """Return what computes each header, in the order in which a message has them."""
+        """Return a function that computes each header, in the order that messages have."""
         columns: dict[str, Callable[[], pa.Array | str | None]] = {
             wire.MESSAGE_ID: lambda: self.ids.message_ids,
             wire.MESSAGE_INTENT: self._intents,
@@ -121,18 +122,18 @@ class Defaults:
         return pc.if_else(self.topics.is_valid(), "Publish", self.options.intent)
 
     def _message_types(self) -> pa.Array | str | None:
-        """Return the option messageType; without it, the topics of what is published."""
+        """Return the option messageType. If it is not set, return the topics of published rows."""
         if self.options.message_type is not None or self.topics is None:
             return self.options.message_type
         return pc.binary_join(self.topics, wire.SEPARATOR)
 
     def _correlation_ids(self) -> pa.Array:
-        """Return the column `correlationId`; where it is null, the id of the message itself."""
+        """Return the column `correlationId`. Where it is null, return the id of the message."""
         own_ids = self.own_headers.text(wire.MESSAGE_ID)
         return pc.coalesce(self.correlation, own_ids, self.ids.message_ids)
 
     def _reply_addresses(self) -> pa.Array:
-        """Return the column `replyToAddress`; where it is null, the option of that name."""
+        """Return the column `replyToAddress`. Where it is null, return the option of that name."""
         address = self.options.reply_to_address
         return self.replies if address is None else pc.coalesce(self.replies, self.write(address))
 

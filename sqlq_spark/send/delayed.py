@@ -1,5 +1,5 @@
 """
-Delayed messages: store them in the table where they wait.
+Delayed messages: store them in the table where they wait until they are due.
 
 The header ForwardDestination of a stored message names its destination. The endpoint that owns the
 table moves due messages into its own queue, and forwards them from there: see receive/due.py and
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Dues:
-    """When messages are due, as the database computes it from each distinct delay and time."""
+    """The row of `dues`: when messages are due. The database computes it."""
 
-    delays: tuple[datetime, ...]  # for delays, in the order in which they were asked for
-    moments: tuple[datetime, ...]  # for times, in the same way
+    delays: tuple[datetime, ...]  # for each distinct delay, in the order of the argument `delays`
+    moments: tuple[datetime, ...]  # for each distinct due time, in the order of `moments`
 
 
 def delayed_routes(connection: Connection, options: SinkOptions, chunk: pa.Table) -> list[Route]:
     """
     Return the routes of delayed messages into the tables where they wait.
 
-    Due is computed here, by the database's clock. A time in the past is stored as the current time,
-    and the next mover takes it.
+    The database's clock decides when a message is due. A time in the past is stored as the current
+    time, and the next mover takes the message.
 
     Raises:
         BadOption, MissingOption.
@@ -65,7 +65,7 @@ def delayed_routes(connection: Connection, options: SinkOptions, chunk: pa.Table
 
 
 def check_delayed_table(destinations: Destinations, table: QueueAddress) -> None:
-    """Raise why the table of the option `delayedQueue` cannot be used; lock nothing."""
+    """Raise an error if the table of the option `delayedQueue` cannot be used. Lock nothing."""
     for reason in destinations.find_refused([table], DELAYED_COLUMNS).values():
         raise why_not_delayed(destinations.connection, reason, table, None)
 
@@ -74,9 +74,10 @@ def why_not_delayed(
     connection: Connection, reason: SqlQueueError, table: QueueAddress, queue: QueueAddress | None
 ) -> SqlQueueError:
     """
-    Return why messages cannot wait in a table, in the words of delayed messages.
+    Return the error for a table in which delayed messages cannot wait.
 
-    `queue` is the one that they are for. None: the table is that of the option `delayedQueue`.
+    `queue` is the queue that the messages are for. It is None if the option `delayedQueue` names
+    the table.
     """
     if not isinstance(reason, QueueNotFound | NotAQueue):
         return reason
@@ -88,7 +89,7 @@ def why_not_delayed(
 
 
 def _due_times(connection: Connection, chunk: pa.Table, zone: str) -> pa.ChunkedArray:
-    """Return when each message is due; the database computes each distinct delay or time once."""
+    """Return when each message is due. The database computes each distinct delay or time once."""
     columns = [name for name in CHUNK_DELAYS if name in chunk.column_names]
     coded = {name: chunk[name].combine_chunks().dictionary_encode() for name in columns}
     texts = {

@@ -6,12 +6,12 @@ its own. When all tasks are done, the driver's transaction advances the dispatch
 chunks of the attempts that won into the queues, and deletes all chunks of the batch. A batch that
 is in the dispatch log is not sent again. A batch that failed has sent nothing.
 
-With sendsAtomicWithReceive the transaction also settles the receipts of the micro-batch. They can
-no longer be returned to their queue.
+With sendsAtomicWithReceive the driver's transaction also settles the receipts of the micro-batch.
+The messages of settled receipts can no longer be returned to their queue.
 
-The dispatch log has the last batch that each sink has sent. For a sink that an application names it
-also has where that batch went, so that two writes do not share a name. A task that stages for a
-sink locks the sink's row shared. A driver that dispatches or discards locks it exclusively.
+The dispatch log holds the last batch that each sink has sent. If an application has named the sink,
+the log also holds where that batch went, so that two writes do not share a name. A task that stages
+for a sink locks the sink's row shared. A driver that dispatches or discards locks it exclusively.
 """
 
 from __future__ import annotations
@@ -48,17 +48,18 @@ NAMED_SINK = "app:"  # begins the name of a sink that an application names, by t
 NAMELESS_SINK = "write:"  # begins the name of a write that is never replayed
 ABANDONED = 7 * 86400.0  # seconds after which chunks and log rows of a nameless write are deleted
 SKIPPED = ". Nothing was sent now. If this is another write, give it a txnAppId of its own"
-# A replay may repeat the batch before the last one. So the dispatch log may be ahead of it by so
-# many batches.
+# How many batches the dispatch log may be ahead of a batch that is sent: a replay may repeat the
+# batch before the last one.
 AHEAD = 1
 
-# A job enters how far a request has come as a batch of the request's sink. A batch only increases.
+# Each request has a sink in the dispatch log. The number of the sink's batch is the state of the
+# request, which only increases.
 REQUEST_UNKNOWN = -2  # the dispatch log does not have the request
-# The job enters this before it decides what to send. A dispatch log without it belongs to another
-# database or stateSchema, and does not show what was sent.
+# The job enters this state before it decides what to send. If a dispatch log does not have it, that
+# log is of another database or stateSchema, and does not show what was sent.
 REQUEST_OPEN = -1
-REQUEST_SENT = 0  # the txnVersion of the write, whose transaction enters it
-REQUEST_GIVEN_UP = 1  # an operator gave it up; a write that still runs can no longer send it
+REQUEST_SENT = 0  # entered by the transaction of the write, as its txnVersion
+REQUEST_GIVEN_UP = 1  # an operator gave the request up: a write that still runs cannot send it
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +69,14 @@ class Staged:
     sink: str
     sink_batch: int
     messages: int
-    # In the order in which the task wrote them. The seals do not pass through the database, so that
-    # nobody there can change a chunk unseen.
+    # The chunks in the order in which the task wrote them, with their seals. The seals do not pass
+    # through the database, so nobody there can change a chunk without being noticed.
     chunks: dict[ChunkKey, payload.Seal]
-    spark_batch: SparkBatch  # that the task ran in; a dispatch may settle its receipts
+    spark_batch: SparkBatch  # Spark's batch in which the task ran; its receipts may be settled
 
 
 class ChunkKey(NamedTuple):
-    """The primary key of a chunk in the staging; its fields are the columns' names."""
+    """The primary key of a chunk in the staging. The fields have the names of the columns."""
 
     sink: str
     sink_batch: int
@@ -95,24 +96,25 @@ class StagedChunk:
 class LoggedSink:
     """What the dispatch log has of a sink: who began it, and where its last batch went."""
 
-    login: str  # that began the sink
-    sink_batch: int | None  # the last one that was sent; None: none was sent
-    destination: str | None  # of that batch, as `describe_destination` says it; None: not known
+    login: str  # the login that began the sink
+    sink_batch: int | None  # the last batch that was sent; None if none was sent
+    # where that batch went, in the words of `describe_destination`; None if this is not known
+    destination: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """How a batch was entered into the dispatch log."""
 
-    is_new: bool  # whether it was entered now; otherwise it was sent before
-    first_login: str  # that began the sink
+    is_new: bool  # True if the batch was entered now, False if it was sent before
+    first_login: str  # the login that began the sink
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
     """What one dispatch did."""
 
-    messages: int  # that were sent now
+    messages: int  # how many messages were sent now
     entry: Entry
     inserted: Inserted
 
@@ -121,9 +123,9 @@ class Sent:
 class LastDispatch:
     """What the dispatch log has of a sink: when its last batch was sent, and how large it was."""
 
-    sink_batch: int | None  # None: no batch was sent
+    sink_batch: int | None  # None if no batch was sent
     messages: int
-    seconds: float  # since that dispatch began, by the database's clock
+    seconds: float  # how many seconds ago the dispatch began, by the database's clock
 
 
 def stage(
@@ -135,9 +137,9 @@ def stage(
     spark_batch: SparkBatch = NO_SPARK_BATCH,
 ) -> Staged:
     """
-    Write a task's messages, tables of CHUNK_ROW, to the staging, a transaction for each chunk.
+    Write the chunks of a task's messages to the staging. Each chunk has a transaction of its own.
 
-    Spark computes the chunks while no transaction is open.
+    While Spark computes the next chunk, no transaction is open.
     """
     attempt = str(uuid.uuid4())
     messages = 0
@@ -163,8 +165,8 @@ def _stage_chunk(
                     pages = payload.pages(packed.bytes, payload.CHUNK_KEY, key)
                     connection.store("staging_page", pages)
                 return
-        # In a transaction of its own, so that no task waits for the first chunk of another task,
-        # which may hang.
+        # A new sink's row has a transaction of its own. Otherwise tasks would wait until another
+        # task has staged its first chunk, and that task may hang.
         with transaction(connection):
             connection.run("new_sink", sink=key.sink)
 
@@ -174,12 +176,13 @@ def _stage_chunk(
 
 def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOptions) -> int:
     """
-    Send what the attempts that won staged, once, in one transaction.
+    Send, once and in one transaction, what the tasks of a batch have staged.
 
-    All of `staged` is of one batch of a sink, one for each task. No transaction is open.
+    All of `staged` belongs to one batch of one sink. There is one item for each task, from the
+    attempt that won. The caller has no transaction open.
 
     Returns:
-        How many messages were sent now; 0 where the batch was sent before.
+        How many messages were sent now. This is 0 if the batch was sent before.
 
     Raises:
         ChunksMissing, QueueNotFound, TableRefused, SubscriberUnreachable, NothingToSettle,
@@ -197,7 +200,7 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
                 settle(connection, staged[0].spark_batch)
             for chunk in read_chunks(connection, staged):
                 inserted += inserts.insert(chunk)
-        # this deletes the chunks of attempts that lost, too
+        # this also deletes the chunks of attempts that lost
         connection.run("discard", sink=sink, sink_batch=batch)
         if sink.startswith(NAMELESS_SINK):
             delete_abandoned(connection)
@@ -209,7 +212,7 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
 
 
 def log_sent(sink: str, batch: int, sent: Sent) -> None:
-    """Log, after the commit, what a dispatch did."""
+    """Log what a dispatch did. Call this after the commit."""
     where = f"{sink}: batch {batch}"
     login = sent.entry.first_login
     inserted = sent.inserted
@@ -219,7 +222,7 @@ def log_sent(sink: str, batch: int, sent: Sent) -> None:
         log_without_subscriber(where, inserted.without_subscriber)
         inserted.log_diverted(where)
     elif sink.startswith(NAMED_SINK):
-        # it may be another write that has the same name by mistake
+        # this may be another write that has the same name by mistake
         log.warning("%s: was sent before; login %s began this sink%s", where, login, SKIPPED)
     else:
         # a stream that starts again repeats its last batch
@@ -230,8 +233,8 @@ def discard(connection: Connection, sink: str, batch: int, *, final: bool) -> No
     """
     Delete the chunks of a batch that failed, and of the batches before it.
 
-    `final` says that the batch is never tried again. Tasks that still run can then stage nothing.
-    No transaction is open.
+    If `final`, the batch is never tried again, and tasks that still run can stage nothing. The
+    caller has no transaction open.
     """
     with transaction(connection):
         lock_exclusive(connection, sink)
@@ -244,8 +247,8 @@ def settle(connection: Connection, spark_batch: SparkBatch) -> None:
     """
     Mark the receipts of a micro-batch as settled.
 
-    A source without new messages has no receipt. Then only closed_high_water shows that the batch
-    is open: the highest batch that any stream of the query has closed is below it.
+    A source without new messages has no receipt. Then only the statement `closed_high_water` shows
+    whether the batch is open. It returns the highest batch that a stream of the query has closed.
 
     Raises:
         NothingToSettle: the query has no stream and no receipt here.
@@ -263,7 +266,11 @@ def settle(connection: Connection, spark_batch: SparkBatch) -> None:
 
 
 def read_chunks(connection: Connection, staged: Sequence[Staged]) -> Iterator[pa.Table]:
-    """Yield the staged chunks, in the order of tasks and rows; raise ChunksMissing for fewer."""
+    """
+    Yield the staged chunks in the order of tasks and rows.
+
+    Raises ChunksMissing if a chunk is missing.
+    """
     sink = staged[0].sink
     batch = staged[0].sink_batch
     wanted = {key: seal for part in staged for key, seal in part.chunks.items()}
@@ -273,7 +280,8 @@ def read_chunks(connection: Connection, staged: Sequence[Staged]) -> Iterator[pa
         raise errors.ChunksMissing(sink=sink, batch=batch, staged=len(wanted), found=found)
     unpacking: Future[pa.Table] | None = None
     with ThreadPoolExecutor(1) as pool:
-        # Only this thread uses the connection. While it sends a chunk, the other unpacks the next.
+        # Only the calling thread uses the connection. While it sends a chunk, the pool's thread
+        # unpacks the next one.
         for key, seal in wanted.items():
             small = connection.value("chunk", **key._asdict())
             pages = [] if small else connection.values("chunk_pages", **key._asdict())
@@ -286,7 +294,7 @@ def read_chunks(connection: Connection, staged: Sequence[Staged]) -> Iterator[pa
 
 
 def _expect(key: ChunkKey, seal: payload.Seal) -> payload.Expected:
-    """Return what a payload must be; `payload.unpack` raises PayloadRefused for another one."""
+    """Describe the payload of a chunk. `payload.unpack` raises PayloadRefused for any other."""
     return payload.Expected(
         where=f"staged chunk {key.chunk} of attempt {key.attempt}, batch {key.sink_batch} "
         f"of sink {key.sink}",
@@ -298,7 +306,7 @@ def _expect(key: ChunkKey, seal: payload.Seal) -> payload.Expected:
 
 
 def delete_abandoned(connection: Connection) -> None:
-    """Delete what nameless writes left in the staging and in the dispatch log a week ago."""
+    """Delete what nameless writes left in the staging and the dispatch log over a week ago."""
     connection.run("discard_abandoned", seconds=ABANDONED)
     connection.run("delete_old_sinks", seconds=ABANDONED)
 
@@ -310,14 +318,14 @@ def enter(
     connection: Connection, sink: str, batch: int, messages: int, options: SinkOptions
 ) -> Entry:
     """
-    Enter a batch that this transaction sends, unless it was sent before.
+    Enter a batch into the dispatch log, if it was not sent before. This transaction will send it.
 
     Raises:
         DispatchLogAhead, OtherDestination.
     """
     last = lock_exclusive(connection, sink)
     if last.sink_batch is not None and last.sink_batch > batch + AHEAD:
-        # all batches up to the logged one would be dropped as sent, with their new messages
+        # all batches up to the logged one would be taken for sent, and their messages dropped
         raise errors.DispatchLogAhead(
             sink=sink,
             batch=batch,
@@ -335,7 +343,7 @@ def enter(
 
 
 def lock_exclusive(connection: Connection, sink: str) -> LoggedSink:
-    """Lock a sink's row until the commit: its tasks and its other drivers wait."""
+    """Lock a sink's row until the commit. The sink's tasks and other drivers wait until then."""
     sinks = connection.rows("sink_close", LoggedSink, sink=sink)
     if not sinks:
         connection.run("new_sink", sink=sink)
@@ -345,10 +353,10 @@ def lock_exclusive(connection: Connection, sink: str) -> LoggedSink:
 
 def last_sent(connection: Connection, sink: str) -> LastDispatch | None:
     """
-    Return the last dispatch of a sink; None: the sink is new.
+    Return the last dispatch of a sink. Returns None if the sink is new.
 
-    The sink's row is locked shared until the commit, so this waits for a driver that dispatches,
-    and none can begin. Nothing is changed.
+    This waits for a driver that dispatches. Then it locks the sink's row shared until the commit,
+    so that no driver can begin to dispatch. Nothing is changed.
     """
     return connection.row("sink_open", LastDispatch, sink=sink)
 
@@ -360,7 +368,7 @@ def advance(
     messages: int = 0,
     destination: str | None = None,
 ) -> bool:
-    """Enter a batch of a locked sink; False: the dispatch log has it or a later one."""
+    """Enter a batch of a locked sink. Returns False if the log has this batch or a later one."""
     entered = connection.value(
         "advance", sink=sink, sink_batch=batch, messages=messages, destination=destination
     )
@@ -376,10 +384,10 @@ BY_COLUMNS = "the columns queue and topics"
 
 def describe_destination(connection: Connection, options: SinkOptions) -> str:
     """
-    Say where the options send a write, as the dispatch log keeps it.
+    Return the text by which the dispatch log keeps where a write goes.
 
-    The queues that rows name in a column are not kept. The table from which a user takes them may
-    change before the batch is repeated.
+    It does not name the queues that rows have in the column `queue`. A user may take these queues
+    from a table that changes before the batch is repeated.
     """
     if options.topics is not None:
         return TO_TOPICS + ",".join(sorted({*options.topics}))
@@ -391,7 +399,7 @@ def describe_destination(connection: Connection, options: SinkOptions) -> str:
 def refuse_other_destination(
     connection: Connection, sink: str, batch: int, before: str | None, destination: str
 ) -> None:
-    """Raise OtherDestination if the batch was sent under this name, and went elsewhere before."""
+    """Raise OtherDestination if the batch was sent before to another destination."""
     if before is None or before == destination:
         return
     if is_same_queue(connection, before, destination):
@@ -413,7 +421,7 @@ def is_same_queue(connection: Connection, *destinations: str) -> bool:
         one, other = connection.identities(
             [parse(text.removeprefix(TO_QUEUE)) for text in destinations]
         )
-    except errors.BadAddress:  # whoever may write the dispatch log may write anything there
+    except errors.BadAddress:  # the dispatch log is untrusted: its text may be no address
         return False
     return one == other
 
@@ -422,21 +430,21 @@ def is_same_queue(connection: Connection, *destinations: str) -> bool:
 
 
 def read_state(connection: Connection, sink: str) -> int:
-    """Return how far a request has come, as one of the states above; change nothing."""
+    """Return the state of a request: one of the constants REQUEST_. Change nothing."""
     with transaction(connection):
         last = last_sent(connection, sink)
     return REQUEST_UNKNOWN if last is None or last.sink_batch is None else last.sink_batch
 
 
 def open_request(connection: Connection, sink: str) -> None:
-    """Enter a request, unless the dispatch log has it or a later state."""
+    """Enter a request as open, unless the dispatch log already has a state of it."""
     with transaction(connection):
         lock_exclusive(connection, sink)
         advance(connection, sink, REQUEST_OPEN)
 
 
 def give_up(connection: Connection, sink: str) -> None:
-    """Give up a request, if it is open, and delete what it staged."""
+    """Give up a request that was not sent, and delete what was staged for it."""
     with transaction(connection):
         last = lock_exclusive(connection, sink)
         if last.sink_batch is None or last.sink_batch < REQUEST_SENT:

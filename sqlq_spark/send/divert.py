@@ -1,9 +1,9 @@
 """
 Messages that cannot be sent where they belong: they go to an error queue instead.
 
-The option `undeliverable` of a sink names that queue. The headers of such a message say why it is
-there. Forwarding uses the same headers for its own error queue: see receive/forward.py. Nothing is
-inserted here.
+The option `undeliverable` of a sink names that error queue. Headers of a diverted message say why
+it is there. Forwarding uses the same headers for its own error queue: see receive/forward.py.
+Nothing is inserted here.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ if TYPE_CHECKING:
     from sqlq_spark.errors import SqlQueueError
     from sqlq_spark.options import SinkOptions
 
-MOST_NAMED = 5  # destinations in a warning
-LONGEST_REASON = 16_384  # characters; the transport cuts ExceptionInfo.Message there
+MOST_NAMED = 5  # how many destinations a warning names
+LONGEST_REASON = 16_384  # characters; the transport cuts ExceptionInfo.Message at this length
 NOWHERE = "the row has no queue, and the sink has no option queue; a reply needs a ReplyToAddress"
 
 
 @dataclass(frozen=True, slots=True)
 class Diverted:
-    """Messages for the error queue: their headers, with those that say why, and their bodies."""
+    """Messages for the error queue. Their headers say why they go there."""
 
-    texts: list[str]
-    bodies: list[pa.Array]  # of all messages together, in pieces
-    reasons: dict[str, SqlQueueError]  # by destination or by fault
+    texts: list[str]  # the headers of each message
+    bodies: list[pa.Array]  # the arrays together have one body for each message
+    reasons: dict[str, SqlQueueError]  # destination or fault → why
 
 
 def divert_faulty(connection: Connection, chunk: pa.Table) -> tuple[pa.Table, list[Diverted]]:
     """
-    Return the messages without a fault of CHUNK_FAULT, and the others as they are diverted.
+    Return the messages without a fault in CHUNK_FAULT. Return the faulty ones as Diverted.
 
-    Texts of the others were changed. They get no FailedQ, so that nobody can send them on without a
-    look.
+    The texts of faulty messages were changed to valid UTF-8. They get no header FailedQ, so that
+    nobody can send them on without looking at them.
     """
     if CHUNK_FAULT.name not in chunk.column_names:
         return chunk, []
@@ -72,7 +72,7 @@ def divert_faulty(connection: Connection, chunk: pa.Table) -> tuple[pa.Table, li
 def divert_unreadable(
     connection: Connection, options: SinkOptions, chunk: pa.Table
 ) -> tuple[pa.Table, list[Diverted]]:
-    """Return the messages whose destination can be read, and the others as they are diverted."""
+    """Return the messages whose destination can be read. Return the others as Diverted."""
     reasons: dict[str | None, SqlQueueError] = {}
     for name in names_of_queues(chunk):
         try:
@@ -96,7 +96,7 @@ def divert_unreadable(
 def divert_refused(
     connection: Connection, messages: pa.Table, address: str, reason: SqlQueueError
 ) -> Diverted:
-    """Return messages as they are diverted; `address`, untrusted, is where they were to go."""
+    """Return messages as Diverted. `address`, which is untrusted, is where they were to go."""
     added = failure_headers(connection, address, reason)
     return _divert(messages, [added] * messages.num_rows, {address: reason})
 
@@ -105,9 +105,9 @@ def _divert(
     messages: pa.Table, added: Sequence[dict[str, str]], reasons: dict[str, SqlQueueError]
 ) -> Diverted:
     """
-    Add headers that say why to each message.
+    Add headers to each message that say why it is diverted.
 
-    They replace an earlier FailedQ. A delayed message also loses the destination of its delay.
+    They replace an earlier FailedQ. A delayed message also loses the header ForwardDestination.
     """
     waiting = find_waiting(messages)
     are_delayed = [False] * messages.num_rows if waiting is None else waiting.to_pylist()
@@ -127,11 +127,11 @@ def failure_headers(
     connection: Connection, destination: str | None, reason: SqlQueueError
 ) -> dict[str, str]:
     """
-    Return the headers that a failure adds; `retry` returns the message to where it was to go.
+    Return the headers that a failure adds. `retry` returns the message to the queue in FailedQ.
 
-    The destination is untrusted. Without one there is no header FailedQ.
+    `destination` is untrusted. If it is None, there is no header FailedQ.
     """
-    # headers that contain the url may leave this database
+    # the url is removed, because the message with this header may leave the database
     text = str(reason).replace(connection.server, "this database")
     headers = {
         f"{wire.EXCEPTION_INFO}ExceptionType": f"sqlq_spark.errors.{type(reason).__name__}",
@@ -144,20 +144,20 @@ def failure_headers(
 
 
 def rows_to_store(texts: Sequence[str], bodies: pa.ChunkedArray) -> pa.Table:
-    """Return rows of a queue, under new ids and without expiry; a null body becomes empty."""
+    """Return rows of a queue, with new ids and without expiry. A null body becomes empty."""
     rows = {"headers": pa.array(texts, pa.string()), "body": pc.fill_null(bodies, b"")}
     return add_ids(pa.table(rows))
 
 
 def diverted_rows(diverted: Iterable[Diverted]) -> pa.Table:
-    """Return the rows of the error queue, for all that was diverted."""
+    """Return the rows that the error queue gets for all diverted messages."""
     texts = [text for some in diverted for text in some.texts]
     bodies = [body for some in diverted for body in some.bodies]
     return rows_to_store(texts, pa.chunked_array(bodies, pa.binary()))
 
 
 def list_reasons(reasons: Sequence[SqlQueueError]) -> str:
-    """Give the first few of many reasons, which quote untrusted text, for a line of a log."""
+    """Return one line of a log with the first few reasons. Reasons quote untrusted text."""
     first = "; ".join(ascii(str(reason)[:300]) for reason in reasons[:MOST_NAMED])
     more = len(reasons) - MOST_NAMED
     return first + (f"; and {more} more destinations" if more > 0 else "")

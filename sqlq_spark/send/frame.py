@@ -1,7 +1,7 @@
 """
-One record batch of a user's frame: which columns it may have, and what each row says.
+One record batch of a user's frame: which columns it may have, and how each row is read.
 
-A row that cannot be sent raises BadMessage, which names it by its number in the partition.
+A row that cannot be sent raises BadMessage, which names the row by its number in the partition.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 SPAN = 'string "hh:mm:ss", interval day to second or bigint milliseconds'
 TEXT = ("string", {"string"})
-# column → what an error names as expected, and its types in Spark. A SPAN may also be an interval.
+# column → the expected types as an error names them, and the types as Spark names them. A SPAN may
+# also be an interval.
 COLUMNS = {
     "body": ("binary or string", {"binary", "string"}),
     "id": TEXT,
@@ -44,17 +45,18 @@ COLUMNS = {
     "delay": (SPAN, {"string", "bigint", "int"}),
 }
 WRITTEN = tuple(COLUMNS)
-IGNORED = ("seq", "expires", "corruptHeaders")  # of a read, so that it can be written back
-# Id of the row that a message becomes. Only the command line gives it. Null: a new id.
+IGNORED = ("seq", "expires", "corruptHeaders")  # columns of a read, which may be written back
+# The column with the id of the row that a message becomes. If it is null, the row gets a new id.
+# Only the command line has this column.
 ROW_ID = "rowId"
 
-# columns that say where a row goes, and when
+# columns that decide where a row goes, and when
 ROUTES = ("queue", "topics", "deliverAt", "delay", "timeToBeReceived", "replyToAddress")
 
 TOPICS = pa.list_(pa.string())
 MOMENT = pa.timestamp("us", "UTC")
-LONGEST_LEFT = 100 * 365 * 86_400_000  # milliseconds; both databases can hold that date
-# A due time between these is valid for the database, Python and .NET in each time zone.
+LONGEST_LEFT = 100 * 365 * 86_400_000  # milliseconds from now; both databases can hold that date
+# A due time from FIRST_DUE to STOP_DUE is valid for the database, Python and .NET in any time zone.
 FIRST_DUE = datetime(1900, 1, 1, tzinfo=UTC)
 STOP_DUE = datetime(9999, 1, 1, tzinfo=UTC)
 
@@ -103,7 +105,7 @@ def _find_fault(name: str, kind: str) -> str | None:
         known, ignored = ", ".join(WRITTEN), ", ".join(IGNORED)
         return f"column {name} is not known; known are {known} (ignored: {ignored})"
     expected, kinds = COLUMNS[name]
-    # years and months vary in length
+    # intervals of years or months are refused, because years and months vary in length
     days = kind.startswith("interval ") and {"year", "month"}.isdisjoint(kind.split())
     if kind in kinds or (days and expected == SPAN):
         return None
@@ -116,7 +118,7 @@ class Frame:
     def __init__(self, batch: pa.RecordBatch, partition: int, row: int) -> None:
         self.batch = batch
         self.partition = partition
-        self.row = row  # number in the partition of the first row
+        self.row = row  # the number of the first row in its partition
         self.rows = batch.num_rows
 
     def refuse(self, wrong: pa.Array, reason: str) -> None:
@@ -129,7 +131,7 @@ class Frame:
         return self.batch.column(name) if name in self.batch.schema.names else None
 
     def text(self, name: str) -> pa.Array:
-        """Return a column of text; nulls where the frame has none."""
+        """Return a column of text. If the frame does not have the column, return nulls."""
         column = self.column(name)
         return pa.nulls(self.rows, pa.string()) if column is None else column.cast(pa.string())
 
@@ -140,7 +142,7 @@ class Frame:
         read: Callable[[Any], Any],
         explain: Callable[[Any], str] = str,
     ) -> pa.Array:
-        """Convert each distinct value once; refuse the first row with one that cannot be read."""
+        """Convert each distinct value once. Refuse the first row whose value cannot be read."""
         coded = column.dictionary_encode()
         values = []
         for code, value in enumerate(coded.dictionary.to_pylist()):
@@ -153,7 +155,7 @@ class Frame:
     # ------------------------------------------------------------ texts as Spark hands them over
 
     def without_padding(self, padded: frozenset[tuple[str, str]]) -> Frame:
-        """Return the frame without trailing blanks in the texts of `padded_texts`."""
+        """Remove trailing blanks from the texts that `padded` names: see `padded_texts`."""
         batch = self.batch
         for name in sorted({name for name, _ in padded} & COLUMNS.keys()):
             place = batch.schema.get_field_index(name)
@@ -167,10 +169,11 @@ class Frame:
 
     def find_undecodable(self, unused: set[str]) -> dict[int, str]:
         """
-        Return the rows with a text that is not UTF-8, and what is wrong with each.
+        Return the rows with a text that is not UTF-8, and what is wrong with each row.
 
-        Spark makes such texts by casting bytes to a string. A body may be any bytes, and the method
-        `headers` checks JSON of headers. `unused` are columns that have no effect.
+        Spark makes such texts when it casts bytes to a string. This does not check bodies, which
+        may be any bytes, nor headers that are JSON: the method `headers` does. `unused` names
+        columns that have no effect.
         """
         reasons: dict[int, str] = {}
         for name in COLUMNS:
@@ -184,9 +187,10 @@ class Frame:
 
     def replace_undecodable(self, rows: list[int]) -> Frame:
         """
-        Return the frame for an error queue, with U+FFFD for each byte that is not UTF-8.
+        Return the frame with U+FFFD for each byte that is not UTF-8.
 
-        These rows lose their destination and their delay, because nobody knows what was meant.
+        `rows` are for an error queue. They lose their destination and their delay, because nobody
+        knows what was meant.
         """
         chosen = np.zeros(self.rows, bool)
         chosen[rows] = True
@@ -208,21 +212,21 @@ class Frame:
         return bodies.cast(pa.binary())
 
     def check_size(self, headers: pa.Array, bodies: pa.Array, naming: Names) -> None:
-        """Refuse a message that is larger than the database can be sent."""
+        """Refuse a message that is too large to be sent to the database."""
         sizes = pc.add(*(pc.binary_length(texts).cast(pa.int64()) for texts in (headers, bodies)))
         most = naming.largest_message
         reason = f"headers and body have more than {most} bytes, the most that can be sent"
         self.refuse(pc.greater(sizes, most), reason)
 
     def headers(self) -> Own:
-        """Return the headers that the rows bring themselves; refuse a text that is no headers."""
+        """Return the rows' own headers. Refuse a row whose text is not JSON of headers."""
         column = self.column("headers")
         if column is None:
             return OwnTexts(pa.nulls(self.rows, pa.string()))
         if pa.types.is_map(column.type):
             return OwnMaps(column)
         texts = column.cast(pa.string())
-        # Spark makes such a text by casting bytes to a string
+        # a text is not UTF-8 if Spark has cast other bytes to a string
         undecodable = find_undecodable(pa.chunked_array([texts])).combine_chunks()
         self.refuse(undecodable, "headers is not UTF-8")
         own_headers = OwnTexts(texts)
@@ -233,10 +237,11 @@ class Frame:
         self, own_headers: Own, naming: Names, write: Callable[[QueueAddress], str]
     ) -> pa.Array:
         """
-        Return the column `replyToAddress` as messages hold it; nulls where the frame has none.
+        Return the column `replyToAddress` as texts for the header, or nulls if there is no column.
 
-        A read has the header ReplyToAddress in this column, too. A value that equals the row's own
-        header is null here, so that a message that is sent on keeps its header unchanged.
+        A read also has the header ReplyToAddress in this column. If the value equals the row's own
+        header, null is returned for the row. So a message that is sent on keeps its header
+        unchanged.
         """
         texts = self.text("replyToAddress")
         if texts.null_count == self.rows:
@@ -270,10 +275,10 @@ class Frame:
 
     def topics(self, queues: pa.Array, options: SinkOptions) -> pa.Array | None:
         """
-        Return the topics of each row; None where neither the frame nor the sink has topics.
+        Return the topics of each row. Returns None if neither the frame nor the sink has topics.
 
-        A row that is not published is null, never an empty list. `queues` are the rows' own,
-        untrusted. They are null where the option `queue` overrides them.
+        If a row is not published, its value is null, never an empty list. `queues` are the queues
+        that the rows name, which are untrusted. They are null if the option `queue` overrides them.
 
         Raises:
             BadMessage: a row has topics and a queue, topics and a delay, or an item that is no
@@ -297,7 +302,7 @@ class Frame:
         return topics
 
     def _check_lists(self, topics: pa.Array) -> pa.Array:
-        """Refuse items that are no topics; return the lists, with null for an empty one."""
+        """Refuse items that are no topics. Return the lists, with null for each empty list."""
         wrong = {
             topic: reason
             for topic in pc.unique(topics.flatten()).to_pylist()
@@ -313,13 +318,13 @@ class Frame:
     # ------------------------------------------------------------ how long a message lives or waits
 
     def lifetimes(self, default: int | None) -> pa.Array:
-        """Return milliseconds until a message expires; null: never. See `to_queue_rows`."""
+        """Return the milliseconds from the insert until a message expires; null means never."""
         spans = self._milliseconds("timeToBeReceived", wire.LONGEST_SPAN, "24.8 days")
         span = pa.scalar(default, pa.int64())
         return pa.repeat(span, self.rows) if spans is None else pc.coalesce(spans, span)
 
     def remaining(self, clock: Callable[[], datetime]) -> pa.Array:
-        """Return milliseconds from now until `expires`, 0 if it has passed; null: never."""
+        """Return milliseconds from now until `expires`: 0 if it has passed; null means never."""
         expires = self.column("expires")
         if expires is None or expires.null_count == self.rows:
             return pa.nulls(self.rows, pa.int64())
@@ -332,12 +337,13 @@ class Frame:
         """
         Return the columns `delay`, in milliseconds, and `due`, in UTC, if the frame has them.
 
-        The database computes when a row is due, in the transaction that stores it: see delayed.py.
-        `lifetime` is in milliseconds, null for rows that never expire.
+        The database computes when a row is due, in the transaction that stores the row: see
+        delayed.py. `lifetime` is in milliseconds. It is null for rows that never expire.
 
         Raises:
-            BadMessage: a delay is negative or too long, or a time is outside of what .NET can read.
-                Or a row has both, or one of them and a lifetime. The transport refuses that, too.
+            BadMessage: a delay is negative or too long, or a due time is one that .NET cannot read.
+                Or a row has both a delay and a due time, or one of them and a lifetime. The
+                transport refuses these combinations too.
         """
         both = {
             "delay": self._milliseconds("delay", wire.LONGEST_DELAY, "365,000 days"),
@@ -368,7 +374,7 @@ class Frame:
         return moments.cast(pa.timestamp("us"))
 
     def _milliseconds(self, name: str, longest: int, most: str) -> pa.Array | None:
-        """Return a column of time spans up to `longest`; `most` is this limit for people."""
+        """Return a column of time spans up to `longest` milliseconds, which errors call `most`."""
         column = self.column(name)
         if column is None:
             return None
@@ -389,10 +395,10 @@ class Frame:
 
 
 def _change_texts(column: pa.Array, change: Callable[[pa.Array, str], pa.Array]) -> pa.Array:
-    """Change the texts of a column: the keys and values of maps, items of lists, or the column."""
+    """Change the texts in a column of maps (keys and values), of lists (items), or of texts."""
     if pa.types.is_map(column.type):
         keys, items = change(column.keys, "key"), change(column.items, "value")
-        # a slice of offsets takes no mask
+        # the offsets are copied, because pyarrow takes no mask with sliced offsets
         offsets = pa.array(column.offsets.to_numpy())
         return pa.MapArray.from_arrays(offsets, keys, items, mask=column.is_null())
     if pa.types.is_list(column.type):
@@ -402,7 +408,7 @@ def _change_texts(column: pa.Array, change: Callable[[pa.Array, str], pa.Array])
 
 
 def _find_undecodable(name: str, column: pa.Array) -> Iterator[tuple[npt.NDArray[np.intp], str]]:
-    """Yield the places of rows with texts that are not UTF-8, and what is wrong with them."""
+    """Yield the places of the rows with a text that is not UTF-8, and what is wrong there."""
     if pa.types.is_map(column.type):
         parents, first = parents_of_entries(column)
         for kind, texts in (("name", column.keys), ("value", column.items)):

@@ -1,16 +1,16 @@
 """
-The inserts of one transaction that sends: each chunk into the tables where its messages go.
+The inserts of one transaction that sends: each chunk goes into the tables of its destinations.
 
 A chunk is inserted in five steps: divert what cannot be read, find the routes, lock and check their
 tables, insert, divert what was refused. The routes come from routes.py, publish.py and delayed.py.
 
 The option `undeliverable` names an error queue for messages that cannot be sent where they belong.
 A message without a destination, or with one that cannot be read, is found without the database. Any
-other fault of a destination makes a statement fail, and with it the transaction. So the same
+other fault of a destination makes a statement fail, and so the transaction fails. Then the same
 transaction is run again, and isolates failures: each destination is checked first, then locked and
-loaded after a savepoint. A failure that ends the transaction all the same runs it once more,
-without that destination. Batches without such a message run the same statements as without the
-option.
+loaded after a savepoint. If the failure of a destination still ends the transaction, it is run once
+more without that destination. If a batch has no message that cannot be sent, its statements are the
+same as without the option.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def send_in_transaction(
     connection: Connection, options: SinkOptions, work: Callable[[Inserts], T]
 ) -> T:
     """
-    Run a transaction that sends; if a destination refuses, run it again and isolate that failure.
+    Run a transaction that sends. If it fails, run it again and isolate the failures.
 
-    Without an error queue in the options the failure is raised. `work` is all that is done between
+    If the options have no error queue, the failure is raised. `work` does all that is done between
     begin and commit. Its result is returned.
     """
 
@@ -88,9 +88,9 @@ def send_in_transaction(
 
 def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions) -> None:
     """
-    Insert chunks as they come, a transaction for each: delivery at least once.
+    Insert chunks as they come, each in its own transaction. Each message is sent at least once.
 
-    A task that Spark tries again sends again, with the same message ids.
+    If Spark tries a task again, the task sends its messages again, with the same message ids.
     """
     without_subscriber = Counter[str]()
     for chunk in chunks:
@@ -107,13 +107,13 @@ def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions)
 class Inserted:
     """What became of messages that did not reach all their queues, in one or several chunks."""
 
-    diverted: int = 0  # messages that went to the error queue
-    reasons: dict[str, SqlQueueError] = field(default_factory=dict)  # by destination or by fault
+    diverted: int = 0  # how many messages went to the error queue
+    reasons: dict[str, SqlQueueError] = field(default_factory=dict)  # destination or fault → why
     # lists of topics without a subscriber, and how many messages had them
     without_subscriber: Counter[str] = field(default_factory=Counter)
 
     def __add__(self, later: Inserted) -> Inserted:
-        """Add what became of later messages. The first reason for a destination is kept."""
+        """Add the result of later messages. Of two reasons for a destination the first is kept."""
         new = {key: reason for key, reason in later.reasons.items() if key not in self.reasons}
         return Inserted(
             self.diverted + later.diverted,
@@ -122,7 +122,7 @@ class Inserted:
         )
 
     def log_diverted(self, where: str) -> None:
-        """Warn, after the commit, of messages that went to the error queue."""
+        """Warn of messages that went to the error queue. Call this after the commit."""
         if self.diverted:
             log.warning(
                 "%s: undeliverable messages that went to the error queue: %d (%s)",
@@ -143,14 +143,14 @@ class Inserts:
         *,
         isolate_failures: bool = False,
     ) -> None:
-        self.connection = connection  # in a transaction
+        self.connection = connection  # has a transaction open
         self.options = options
         self.destinations = destinations or Destinations(connection)
-        # whether the messages for a destination that refuses them are diverted, and others are sent
+        # whether messages are diverted if their destination refuses them, and all others are sent
         self.isolate_failures = isolate_failures
 
     def insert(self, chunk: pa.Table) -> Inserted:
-        """Insert a chunk; return what became of messages that did not reach all their queues."""
+        """Insert a chunk. Return what became of messages that did not reach all their queues."""
         diverted: list[Diverted] = []
         if self.options.undeliverable_address is not None:
             chunk, faulty = divert_faulty(self.connection, chunk)
@@ -171,9 +171,9 @@ class Inserts:
 
     def _find_routes(self, chunk: pa.Table) -> tuple[list[Route], Published]:
         """
-        Return all routes of a chunk, those of delayed messages first, and what is published.
+        Return all routes of a chunk, and what is published. Routes of delayed messages come first.
 
-        Nothing is locked here. A queue that rows name and that is subscribed, too, is one route.
+        Nothing is locked here. If rows name a queue that is also subscribed, it has one route.
         """
         connection = self.connection
         options = self.options
@@ -187,7 +187,7 @@ class Inserts:
     # ------------------------------------------------------------ lock and check
 
     def _lock(self, routes: Sequence[Route]) -> dict[Route, SqlQueueError]:
-        """Lock and check the table of each route; return or raise why some are refused."""
+        """Lock and check the table of each route. Return or raise why some tables are refused."""
         refused: dict[Route, SqlQueueError] = {}
         for route in routes:
             if route.kind is not TableKind.QUEUE:
@@ -200,10 +200,10 @@ class Inserts:
 
     def _lock_delayed(self, route: Route) -> SqlQueueError | None:
         """
-        Lock and check a table where messages wait; return or raise why it is refused.
+        Lock and check a table where delayed messages wait. Return or raise why it is refused.
 
-        The table of the option is for messages of all queues. So a fault of it is never that of
-        some messages, and is raised.
+        The table of the option `delayedQueue` is for messages of all queues. So its fault is always
+        raised, and messages are never diverted because of it.
         """
         try:
             if route.kind is TableKind.DELAYED_OF_OPTION:
@@ -223,9 +223,9 @@ class Inserts:
         source: QueueAddress | None = None,
     ) -> Reasons:
         """
-        Lock and check tables; return or raise why some are refused.
+        Lock and check tables. Return or raise why some are refused.
 
-        They must have the owner of the source, if there is one.
+        If there is a `source`, the tables must have the same owner as the source.
         """
         if self.isolate_failures:
             return self.destinations.lock_each(tables, columns, source)
@@ -235,7 +235,7 @@ class Inserts:
     # ------------------------------------------------------------ insert, and divert
 
     def _copy(self, route: Route) -> SqlQueueError | None:
-        """Insert the rows of a route; return or raise why they are refused."""
+        """Insert the rows of a route. Return or raise why they are refused."""
         rows = route.chosen_rows()
         if self.isolate_failures and route.kind is not TableKind.DELAYED_OF_OPTION:
             load = partial(load_checked, self.connection, route.table, rows)
@@ -251,7 +251,7 @@ class Inserts:
         return divert_refused(self.connection, lost.messages, lost.address, lost.reason)
 
     def _store(self, diverted: Sequence[Diverted]) -> None:
-        """Load what was diverted into the error queue, all at once and without expiry, or fail."""
+        """Load all diverted messages into the error queue at once, without expiry, or fail."""
         queue = self.options.undeliverable_address
         if queue is None or not diverted:
             return
@@ -261,7 +261,7 @@ class Inserts:
 
 def check_tables(connection: Connection, options: SinkOptions) -> None:
     """
-    Raise why a table that the options name cannot be used; no transaction is open.
+    Raise an error if a table that the options name cannot be used. Call this outside a transaction.
 
     Raises:
         QueueNotFound, NotAQueue, TableRefused, DelayedQueueNotFound, SubscriptionsNotFound.

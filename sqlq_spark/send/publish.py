@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-LOGGED_TOPICS = 5  # lists of topics that a warning names
-LONGEST_LOGGED = 200  # characters of each
+LOGGED_TOPICS = 5  # how many lists of topics a warning names
+LONGEST_LOGGED = 200  # characters of each list in a warning
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LostCopies:
     """Copies for a subscriber to which nothing can be sent."""
 
-    address: str  # of the subscriber, untrusted
+    address: str  # the address of the subscriber, untrusted
     messages: pa.Table
     reason: SubscriberLost
 
@@ -57,13 +57,13 @@ class Subscribers:
     """
     Which subscribers get messages with some topics.
 
-    The keys are their addresses. An address is canonical, so that two spellings are one subscriber.
-    An address that cannot be read is as the table has it.
+    The keys are addresses of subscribers. They are canonical, so that two spellings of an address
+    are one subscriber. An address that cannot be read is kept as the table has it.
     """
 
-    topics: dict[str, list[str]]  # of each subscriber
-    queues: dict[str, QueueAddress]  # of each subscriber that can be sent to
-    lost: dict[str, SubscriberLost]  # of each other one, why not
+    topics: dict[str, list[str]]  # the topics of each subscriber
+    queues: dict[str, QueueAddress]  # the queue of each subscriber to which messages can be sent
+    lost: dict[str, SubscriberLost]  # why nothing can be sent to each other subscriber
 
 
 def published_routes(
@@ -107,7 +107,7 @@ def published_routes(
 def _find_subscribers(
     connection: Connection, options: SinkOptions, destinations: Destinations, names: list[str]
 ) -> Subscribers:
-    """Find the subscribers of some topics by what is known now, and which can be sent to."""
+    """Find the subscribers of some topics in the cache, and which of them can get messages."""
     subscribed = subscriptions.cache.find(connection, options, names)
     parsed: dict[Subscription, QueueAddress] = {}
     reasons: dict[Subscription, str] = {}  # why nothing can be sent
@@ -150,13 +150,13 @@ def _find_subscribers(
 
 
 def log_without_subscriber(where: str, topics: Counter[str]) -> None:
-    """Warn, after the commit, of messages that had no subscriber."""
+    """Warn of messages that had no subscriber. Call this after the commit."""
     if topics:
         log.warning("%s: %s", where, describe_without_subscriber(topics))
 
 
 def describe_without_subscriber(topics: Counter[str]) -> str:
-    """Say how many messages had no subscriber, and name their topics."""
+    """Return a text that says how many messages had no subscriber, and names their topics."""
     total = topics.total()
     message = "message" if total == 1 else "messages"
     count = f"{total} published {message} discarded: no endpoint subscribes to "

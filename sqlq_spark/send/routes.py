@@ -1,9 +1,9 @@
 """
-Where the messages of a chunk go: which rows, into which table, as what.
+Where the messages of a chunk go: which rows go into which table, and with which columns.
 
-Here are the queues that the option `queue` and the column `queue` name. For the queues of
-subscribers see publish.py, and for the tables where delayed messages wait see delayed.py. All three
-read from the database at most. They lock nothing and insert nothing: see insert.py.
+This module finds the queues that the option `queue` and the column `queue` name. For the queues of
+subscribers see publish.py, and for the tables where delayed messages wait see delayed.py. These
+three modules only read from the database. insert.py locks the tables and inserts the rows.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ class TableKind(Enum):
     """What the table of a route is."""
 
     QUEUE = auto()
-    DELAYED_OF_QUEUE = auto()  # where one queue's delayed messages wait
+    DELAYED_OF_QUEUE = auto()  # the table where one queue's delayed messages wait
     DELAYED_OF_OPTION = auto()  # the table of the option delayedQueue, for messages of all queues
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Route:
-    """Which messages of a chunk go into one table, and as which rows of it."""
+    """Which messages of a chunk go into one table, and the rows that the table gets for them."""
 
     place: QueueAddress  # the queue that the messages are for
-    table: QueueAddress  # that they are inserted into: this queue, or a table where they wait
+    table: QueueAddress  # where they are inserted: this queue, or the table where they wait
     kind: TableKind
-    messages: pa.Table  # the chunk
-    rows: pa.Table  # the same messages as the table stores them, without new ids
-    mask: pa.ChunkedArray | None = None  # which of them go there; None: all
+    messages: pa.Table  # all messages of the chunk
+    rows: pa.Table  # the same messages with the columns of the table, without new ids
+    mask: pa.ChunkedArray | None = None  # which messages take this route; None means all
 
     def chosen_messages(self) -> pa.Table:
         """Return the messages that take this route."""
         return self.messages if self.mask is None else self.messages.filter(self.mask)
 
     def chosen_rows(self) -> pa.Table:
-        """Return the rows to insert. Those of a queue have new ids each time."""
+        """Return the rows to insert. If the table is a queue, each call gives the rows new ids."""
         rows = self.rows if self.mask is None else self.rows.filter(self.mask)
         return add_ids(rows) if self.kind is TableKind.QUEUE else rows
 
 
 def merge_routes(routes: Iterable[Route]) -> list[Route]:
-    """Make the routes into one queue one route, so that its rows keep their order."""
+    """Merge all routes into the same table to one route, so that the rows keep their order."""
     merged: dict[QueueAddress, Route] = {}
     for route in routes:
         other = merged.get(route.table)
@@ -97,9 +97,10 @@ def rows_by_queue(
     chunk: pa.Table, options: SinkOptions, connection: Connection | None = None
 ) -> dict[QueueAddress, pa.ChunkedArray]:
     """
-    Return the mask of the rows that are sent to each queue.
+    Return, for each queue, which rows are sent to it.
 
-    With a connection all spellings of a queue are one, so that its rows keep their order.
+    If there is a `connection`, all spellings of a queue count as one queue. So its rows keep their
+    order.
     """
     queues = {name: destination_of(name, options) for name in names_of_queues(chunk)}
     are_several = len(set(queues.values())) > 1
@@ -111,7 +112,7 @@ def rows_by_queue(
 
 
 def destination_of(name: str | None, options: SinkOptions) -> QueueAddress:
-    """Return where a row goes; `name` is its own queue, untrusted, or None for the sink's."""
+    """Return where a row goes. `name` is the row's queue, untrusted, or None: the sink's queue."""
     if name is None:
         if options.address is None:
             raise errors.MissingOption(
@@ -122,5 +123,5 @@ def destination_of(name: str | None, options: SinkOptions) -> QueueAddress:
 
 
 def read_queue_rows(connection: Connection, chunk: pa.Table) -> pa.Table:
-    """Return a chunk as rows of a queue. Expires is computed here, by the database's clock."""
+    """Return a chunk as rows of a queue. Expires is computed here, with the database's clock."""
     return to_queue_rows(chunk, connection.value("clock") if has_lifetimes(chunk) else None)

@@ -41,11 +41,12 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 16 << 20
 
-UNNAMED = "Spark"  # names a sender where neither the query nor the application has a known name
+UNNAMED = "Spark"  # the sender's name if no name of the query or the application is known
 # a message that has one of these headers was made by another sender
 SENT_BEFORE = (wire.MESSAGE_ID, wire.TIME_SENT, wire.FAILED_Q)
-# An endpoint does not report such a message. It goes to the audit queue as if it was handled, and
-# nothing is in the error queue (tried with NServiceBus 9.2 and 10.2).
+# Why a message with a type but an empty body is refused. An endpoint sends such a message to the
+# audit queue as if it was handled, and nothing to the error queue (tried with NServiceBus 9.2 and
+# 10.2).
 EMPTY = (
     "body is empty, and the message has a type: an endpoint runs no handler for it, and reports no "
     "error. Give it a body, such as {}, or the header NServiceBus.ControlMessage with the value "
@@ -61,9 +62,9 @@ def name_sender(endpoint: str | None) -> dict[str, str]:
     """
     Return the headers by which ServiceControl and ServicePulse know the sender of a write.
 
-    The driver makes them, so that each attempt of a task writes the same. A host id is 32
+    The driver makes them, so that all attempts of a task write the same headers. A host id has 32
     hexadecimal digits, as endpoints write it (seen with NServiceBus 10.2). An endpoint hashes the
-    program's path and the machine. We hash the sender's name and the machine.
+    path of its program and the machine's name. Here the sender's name replaces the path.
     """
     name = endpoint or UNNAMED
     machine = socket.gethostname()
@@ -73,28 +74,29 @@ def name_sender(endpoint: str | None) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Sender:
-    """Makes messages of the rows of one task."""
+    """Makes messages from the rows of one task."""
 
     options: SinkOptions
     partition: int
-    seed: bytes | None = None  # with the same seed a task makes the same message ids again
-    sent: datetime | None = None  # the header TimeSent; None: the current time
-    # With asReceived it decides what has expired since it was received. Otherwise it is not asked.
+    seed: bytes | None = None  # a task with the same seed makes the same message ids
+    sent: datetime | None = None  # the header TimeSent; if it is None, the current time
+    # With asReceived, this clock decides which messages have expired since they were received.
+    # Without asReceived it is not used.
     clock: Callable[[], datetime] = own_clock
-    # writes an address as messages have it; None: as the names of the database write it
+    # Returns the text of an address for a header. If it is None, the dialect's own text is used.
     own_address: Callable[[QueueAddress], str] | None = None
     # whether a row's own queue overrides the option `queue`, as on the command line
     rows_choose: bool = False
-    # where trailing blanks are not part of a text: see `padded_texts`
+    # columns in which trailing blanks are not part of a text: see `padded_texts`
     padded: frozenset[tuple[str, str]] = frozenset()
-    # see `name_sender`; empty: only the option originatingEndpoint is written
+    # headers from `name_sender`; if empty, only the option originatingEndpoint names the sender
     sent_by: dict[str, str] = field(default_factory=dict)
 
     def chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """Yield messages in tables of CHUNK_ROW, each of about CHUNK_BYTES at most."""
-        parts: list[pa.Table] = []  # of the next chunk
-        weight = 0  # of these parts, in bytes
-        row = 0  # of the partition, the first of the next record batch
+        """Yield messages in chunks, each with about CHUNK_BYTES bytes at most."""
+        parts: list[pa.Table] = []  # parts of the next chunk
+        weight = 0  # bytes of all parts
+        row = 0  # number in the partition of the first row of the next record batch
         for batch in batches:
             messages = self.messages(batch, row)
             row += batch.num_rows
@@ -109,7 +111,7 @@ class Sender:
             yield _unite(parts)
 
     def messages(self, batch: pa.RecordBatch, row: int) -> pa.Table:
-        """Return the messages of a record batch; its first row is row `row` of the partition."""
+        """Return the messages of a record batch, whose first row is row `row` of the partition."""
         options = self.options
         frame = Frame(batch, self.partition, row).without_padding(self.padded)
         frame, faults = self._find_faults(frame)
@@ -141,11 +143,11 @@ class Sender:
 
     def _find_faults(self, frame: Frame) -> tuple[Frame, pa.Array | None]:
         """
-        Find rows with a text that is not UTF-8; raise BadMessage unless they go to an error queue.
+        Find rows with a text that is not UTF-8. Raise BadMessage unless they go to an error queue.
 
         Returns:
-            The frame, whose texts can all be read then, and the column CHUNK_FAULT. None: all rows
-            can be sent.
+            The frame with all texts in valid UTF-8, and the column CHUNK_FAULT, or None if all
+            rows can be sent.
         """
         unused = set()
         if not self._rows_choose_queue:
@@ -171,7 +173,7 @@ class Sender:
         return (self.own_address or self.options.naming.print_address)(address)
 
     def _forward_destinations(self, frame: Frame, queues: pa.Array, delayed: pa.Array) -> pa.Array:
-        """Return where delayed rows go when they are due; null: others, and bad addresses."""
+        """Return where delayed rows go when due. It is null for other rows and bad addresses."""
         if not pc.any(delayed).as_py():
             return pa.nulls(frame.rows, pa.string())
 
@@ -194,7 +196,7 @@ class Sender:
         topics: pa.Array | None,
         delays: dict[str, pa.Array],
     ) -> pa.Array:
-        """Return the header texts of a record batch: first the defaults, then the rows' own."""
+        """Return the header text of each row: first the defaults, then the row's own headers."""
         options = self.options
         sent = self.sent or own_clock()
         ids = NewIds(frame, random_ids(2 * frame.rows, seed=self.seed, first=2 * frame.row))
@@ -232,12 +234,12 @@ class Sender:
 
 
 def _unite(parts: list[pa.Table]) -> pa.Table:
-    """Return a chunk made of parts; only some of them may have the column CHUNK_FAULT."""
+    """Join parts to a chunk. Perhaps only some parts have the column CHUNK_FAULT."""
     return pa.concat_tables(parts, promote_options="default")
 
 
 def with_new_ids(chunk: pa.Table) -> pa.Table:
-    """Drop CHUNK_ID, so that the rows get new ids. A message keeps its own id as a header."""
+    """Drop CHUNK_ID, so that the rows get new ids. A message keeps its id in a header."""
     names = id_texts(chunk[CHUNK_ID.name].combine_chunks())
     own_headers = OwnTexts(chunk["headers"].combine_chunks())
     headers = _as_received(own_headers, names, pa.nulls(chunk.num_rows, pa.string()))
@@ -246,7 +248,7 @@ def with_new_ids(chunk: pa.Table) -> pa.Table:
 
 
 def _missing_ids(frame: Frame, ids: NewIds) -> pa.Array:
-    """Return the id of each message; null for one that keeps the id of its row."""
+    """Return the id of each message. It is null if the message keeps the id of its row."""
     row_ids = frame.column(ROW_ID)
     return (
         ids.message_ids
@@ -257,11 +259,11 @@ def _missing_ids(frame: Frame, ids: NewIds) -> pa.Array:
 
 def _as_received(own_headers: Own, message_ids: pa.Array, forward: pa.Array) -> pa.Array:
     """
-    Return header texts as they came, byte for byte; for an exception see `OwnTexts`.
+    Return header texts as they came, byte for byte. `OwnTexts` names an exception.
 
-    The id of a message without the header MessageId is that of its row. Its row gets another id
-    now, so the message gets the header, unless the id that is given here is null. A delayed message
-    gets its destination.
+    If a message lacks the header MessageId, its id was the id of the row that it was received from.
+    The new row has another id. So the message gets a header MessageId from `message_ids`, unless
+    the value there is null. A delayed message gets ForwardDestination from `forward`.
     """
     own_headers = own_headers.without({wire.FORWARD_DESTINATION: forward})
     unnamed = pc.and_(own_headers.missing(wire.MESSAGE_ID), message_ids.is_valid())
@@ -283,8 +285,9 @@ def _refuse_empty_bodies(
     """
     Refuse an empty body of a message that has a type and is no control message.
 
-    A message that another sender made is not refused. It has an id or a time from there. `forward`
-    and the functions like it give their rows the column `id`, even if the message has no MessageId.
+    A message of another sender is not refused. It is recognised by its MessageId or TimeSent, or by
+    the column `id`: `forward` and similar functions give rows this column, even if the message has
+    no MessageId.
     """
     empty = pc.equal(pc.binary_length(frame.batch.column("body")), 0)
     if not pc.any(empty).as_py():
@@ -307,9 +310,9 @@ def _refuse_empty_bodies(
 
 def _deliver_at(delays: dict[str, pa.Array], sent: datetime, rows: int) -> pa.Array:
     """
-    Return the header DeliverAt; null for a message that is not delayed.
+    Return the header DeliverAt. It is null if a message is not delayed.
 
-    For this header a delay starts at `sent`. The database computes when a message really is due.
+    In this header a delay starts at `sent`. When the message is really due, the database computes.
     """
     if not delays:
         return pa.nulls(rows, pa.string())

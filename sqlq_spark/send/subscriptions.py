@@ -2,12 +2,12 @@
 Subscriptions: the table that says into which queues a message is copied.
 
 An endpoint subscribes to a topic with the address of its queue. A topic is the full name of a type.
-The table is the transport's own. All endpoints of a system share it: they read our rows, and we
-read theirs. Only the topics that are needed are read. They are kept for five seconds, as by the
-transport.
+The table belongs to the transport, and all endpoints of a system share it: they read our rows, and
+we read theirs. Only the subscriptions of needed topics are read. They are kept for five seconds, as
+the transport does.
 
-The table is untrusted until database/trust.py has checked whose it is. Addresses in it are
-untrusted always: they are parsed before use, and quoted.
+The table is untrusted until database/trust.py has checked who owns it. Addresses in the table are
+always untrusted: they are parsed and quoted before use.
 """
 
 from __future__ import annotations
@@ -42,29 +42,31 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-FRESH = 5.0  # seconds for which subscriptions are kept, as by the transport
-LAST_KNOWN = 60.0  # seconds after a read for which they are used while the table is locked
+FRESH = 5.0  # seconds for which subscriptions are kept, as the transport does
+LAST_KNOWN = 60.0  # seconds after a read in which subscriptions serve if the table is locked
 LOCKED_TABLE_WAIT = 1.0  # seconds to wait for a locked table if its subscriptions are known
-MOST_ROWS = 10_000  # that one statement may return
-TOPICS_AT_ONCE = 100  # of one statement, where a statement for all topics has more rows
-MOST_TOPICS = 10_000  # of a table that are kept; a batch with more topics keeps all of its own
+MOST_ROWS = 10_000  # how many rows one statement may return
+# how many topics one statement asks for, if a statement for all topics would return too many rows
+TOPICS_AT_ONCE = 100
+# How many topics of a table are kept. If more are known, only those of the current batch are kept.
+MOST_TOPICS = 10_000
 LOCKED = (
     "%s is locked by another session. Its subscribers of %.0f s ago are used, for up to %g s: %s"
 )
-LONGEST_COLUMN = 200  # characters of each column of the table
+LONGEST_COLUMN = 200  # characters that each column of the table can hold
 UNSENDABLE = re.compile("[\0\ud800-\udfff]")  # a database takes no such character
 
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A row of the table."""
+    """A row of the table of subscriptions."""
 
     topic: str
     endpoint: str
-    address: str  # of the endpoint's queue; canonical, as the transport writes it
+    address: str  # canonical address of the endpoint's queue, as the transport writes it
 
     def check(self) -> None:
-        """Raise BadOption for a text that the table cannot hold or that no publisher would find."""
+        """Raise BadOption if the table cannot hold a text, or if no publisher would find it."""
         columns = {"topic": self.topic, "endpoint": self.endpoint, "queue": self.address}
         for name, text in columns.items():
             if not _can_hold(text):
@@ -83,8 +85,8 @@ class Subscription:
 class NewSubscription(Subscription):
     """A row that was written."""
 
-    # The address that the endpoint had for the topic before, as the table had it, if it was that of
-    # another queue. That queue gets no copies any more.
+    # If the endpoint had subscribed to the topic with another queue: the address of that queue, as
+    # the table had it. That queue gets no copies any more.
     replaced: str | None = None
 
 
@@ -92,8 +94,8 @@ class NewSubscription(Subscription):
 class Known:
     """The subscriptions to one topic, when they were read, and how long they are used."""
 
-    read_at: float  # seconds of the cache's clock, as all times here
-    fresh_until: float
+    read_at: float  # seconds of the cache's clock
+    fresh_until: float  # seconds of the cache's clock
     subscriptions: list[Subscription]
 
 
@@ -101,12 +103,12 @@ class SubscriptionCache:
     """
     The subscriptions of each table by topic, for one process and at most FRESH seconds.
 
-    If another session has locked the table, the last known ones are used, for at most LAST_KNOWN
-    seconds after they were read.
+    If another session has locked the table, the subscriptions that were read last are used, for at
+    most LAST_KNOWN seconds after they were read.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock = clock  # seconds
+        self.clock = clock  # returns seconds
         self._known: dict[object, dict[str, Known]] = {}
         self._locked: dict[object, float] = {}  # when a table was last found locked
 
@@ -114,7 +116,9 @@ class SubscriptionCache:
         self, connection: Connection, options: SinkOptions, topics: Sequence[str]
     ) -> dict[str, list[Subscription]]:
         """
-        Return the subscriptions to each topic, in the open transaction; read those that are old.
+        Return the subscriptions to each topic. Those that are too old are read again.
+
+        The caller has a transaction open.
 
         Raises:
             SubscriptionsNotFound, TableRefused, TimedOut, TooManySubscriptions.
@@ -140,7 +144,7 @@ class SubscriptionCache:
     def _read(
         self, connection: Connection, options: SinkOptions, topics: Sequence[str]
     ) -> dict[str, Known]:
-        """Read topics; return nothing if the table is locked and all of them are known."""
+        """Read the subscriptions to topics. Return {} if the table is locked but all are known."""
         key = _key(options)
         table = options.subscription_address
         now = self.clock()
@@ -166,12 +170,12 @@ class SubscriptionCache:
             return {}
         by_topic: dict[str, list[Subscription]] = {topic: [] for topic in topics}
         for subscription in rows:
-            if subscription.topic in by_topic:  # a collation may ignore case
+            if subscription.topic in by_topic:  # if a collation ignores case, others come too
                 by_topic[subscription.topic].append(subscription)
         return {topic: Known(now, now + FRESH, some) for topic, some in by_topic.items()}
 
     def expire(self, options: SinkOptions) -> None:
-        """Let the next `find` read the table, if it is not locked then."""
+        """Let the next `find` read the table, unless the table is locked then."""
         known = self._known.get(_key(options), {})
         for topic, known_topic in known.items():
             known[topic] = replace(known_topic, fresh_until=known_topic.read_at)
@@ -198,15 +202,16 @@ def subscribe(
     queue: QueueAddress,
 ) -> list[NewSubscription]:
     """
-    Subscribe an endpoint with its queue to topics, to all or to none.
+    Subscribe an endpoint with its queue to topics. Either all are subscribed, or none.
 
-    The table is created where it is absent. A repeated call changes nothing. A call with another
-    queue replaces the first one. So two endpoints of one name replace each other's queue, even if
-    they are in different schemas.
+    The table is created if it is absent. A repeated call changes nothing. A call with another queue
+    replaces the queue of an earlier call. So two endpoints with the same name replace each other's
+    queue, even if the queues are in different schemas.
 
     Raises:
-        BadOption: the table cannot hold it, or a topic is no full name.
-        QueueNotFound: the queue is not there. Each publisher would fail with it in the table.
+        BadOption: the table cannot hold a text, or a topic is no full name.
+        QueueNotFound: the queue does not exist. If its address were in the table, publishers would
+            fail.
         TableRefused.
     """
     address = connection.canonical(queue)
@@ -231,7 +236,7 @@ def subscribe(
 
 
 def _replace(connection: Connection, table: QueueAddress, new: Subscription) -> str | None:
-    """Write a row, in the open transaction; return the address that it had before."""
+    """Write a row, in the open transaction. Return the address that the row had before."""
     tables = {"subscriptions": table}
     before: str | None = connection.value(
         "subscribed", tables=tables, topic=new.topic, endpoint=new.endpoint
@@ -247,7 +252,7 @@ def _replace(connection: Connection, table: QueueAddress, new: Subscription) -> 
 
 
 def unsubscribe(connection: Connection, table: QueueAddress, topic: str, endpoint: str) -> bool:
-    """End an endpoint's subscription to a topic, if there is one; return whether there was."""
+    """End an endpoint's subscription to a topic. Return False if there was none."""
     tables = {"subscriptions": table}
     with transaction(connection), as_subscriptions():
         use(connection, [table], DELETE, role="subscriptions")
@@ -262,8 +267,9 @@ def list_subscriptions(
     Return the subscriptions to some topics, or to all, in the order of topic and endpoint.
 
     Raises:
-        SubscriptionsNotFound, TableRefused; TooManySubscriptions: TOPICS_AT_ONCE topics have more
-            than MOST_ROWS.
+        SubscriptionsNotFound, TableRefused.
+        TooManySubscriptions: one statement for TOPICS_AT_ONCE topics finds more than MOST_ROWS
+            rows.
     """
     # a topic that the table cannot hold has no subscription
     some = None if topics is None else sorted(filter(_can_hold, topics))
@@ -286,7 +292,7 @@ def list_subscriptions(
 def _read_rows(
     connection: Connection, table: QueueAddress, topics: Sequence[str] | None
 ) -> list[Subscription]:
-    """Read the rows of some topics, or of all; one row too many if there are more."""
+    """Read the rows of some topics, or of all. One row more than MOST_ROWS shows too many."""
     return connection.rows(
         "subscribers",
         Subscription,
@@ -297,19 +303,19 @@ def _read_rows(
 
 
 def _can_hold(text: str) -> bool:
-    """Whether the table can have a text."""
+    """Whether the table can hold a text."""
     return bool(text.strip()) and len(text) <= LONGEST_COLUMN and not UNSENDABLE.search(text)
 
 
 def check_subscription_table(connection: Connection, table: QueueAddress) -> None:
-    """Raise SubscriptionsNotFound or TableRefused if the table cannot be used; lock nothing."""
+    """Raise SubscriptionsNotFound or TableRefused if the table cannot be used. Lock nothing."""
     with as_subscriptions():
         Destinations(connection).check([table], ())
 
 
 @contextmanager
 def as_subscriptions() -> Iterator[None]:
-    """Raise SubscriptionsNotFound where the table that the block uses is absent."""
+    """Raise SubscriptionsNotFound if the table that the block uses does not exist."""
     try:
         yield
     except QueueNotFound as error:

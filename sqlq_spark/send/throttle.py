@@ -1,13 +1,14 @@
 """
-Where a sink waits, as the options maxMessagesPerSecond and pauseAboveBacklog ask.
+How a sink waits if the option maxMessagesPerSecond or pauseAboveBacklog is set.
 
-Tasks wait, not the driver. Measured on Spark 4.2, when a query is stopped: Spark ends a waiting
-task after three seconds. A wait in the driver's Python worker goes on, and `stop` does not return.
+Tasks wait, and the driver does not. Measured on Spark 4.2: when a query is stopped, Spark ends a
+waiting task after three seconds, but a wait in the driver's Python worker goes on, and `stop` does
+not return.
 
-With delivery=exactlyOnce a task waits after it has staged its messages: the driver dispatches when
-all tasks have ended. One task is enough to keep the dispatch waiting, so only the first one waits
-for the rate and for the destinations of the options. The others end, and free their cores. Each
-task waits for destinations that its own rows name.
+With delivery=exactlyOnce a task waits after it has staged its messages. The driver dispatches when
+all tasks have ended, so one waiting task delays the dispatch. Only the first task waits for the
+rate and for the destinations that the options name. The other tasks end, and free their cores. But
+each task waits for the destinations that its own rows name.
 
 With delivery=atLeastOnce a task waits before each chunk.
 """
@@ -47,18 +48,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 T = TypeVar("T")
-# Destinations, untrusted: ("topic", its name) or ("queue", its name). The queue None is that of the
-# options.
+# Untrusted destinations: ("topic", name) or ("queue", name). ("queue", None) is the queue that the
+# options name.
 DestinationNames: TypeAlias = "set[tuple[str, str | None]]"
 
 REMINDER = 600.0  # seconds after which a wait is logged again
-PAUSE = 1.0  # seconds between looks at a backlog
-# A pause is at least ten times as long as the look before it took. A look is slow where an old
-# snapshot keeps dead rows.
+PAUSE = 1.0  # seconds between two looks at a backlog
+# If a look took t seconds, the pause after it is at least PAUSE_FACTOR * t seconds. A look is slow
+# if an old snapshot keeps dead rows.
 PAUSE_FACTOR = 10.0
-LONGEST_PAUSE = 60.0  # seconds between looks at the clock
-# A look counts at most so many messages, or one more than the limit, if that is more. To count
-# 100,000 takes 12 ms.
+LONGEST_PAUSE = 60.0  # seconds between two looks at the clock
+# How many messages a look counts at most. If pauseAboveBacklog is not lower, a look counts one more
+# than this option. Counting 100,000 messages takes 12 ms.
 COUNTED = 100_000
 
 
@@ -66,16 +67,16 @@ def wait_before_dispatch(
     options: SinkOptions, staged: Staged, partition: int, names: DestinationNames
 ) -> None:
     """
-    Wait until the driver may dispatch what a task staged, as far as it depends on this task.
+    Wait until this task has no reason to delay the driver's dispatch.
 
-    No connection is held during a pause. `names` are what the task's rows name.
+    During a pause the task holds no connection. `names` are the destinations that its rows name.
     """
     name = f"sink {staged.sink}/{staged.sink_batch}/{partition}"
     rate = options.max_rate
     is_first_task = partition == 0
 
     def run(work: Callable[[Connection], T]) -> T:
-        # this session leaves its connection to the next one
+        # when this session ends, the next one can use its connection
         with StateSession(options, name, keep_connection=True, was_reached=True) as session:
             return session.run_with_retries(work)
 
@@ -91,9 +92,9 @@ def wait_before_chunks(
     session: Session, chunks: Iterable[pa.Table], options: SinkOptions, query: str | None
 ) -> Iterator[pa.Table]:
     """
-    Yield each chunk as soon as it may be inserted; `query` is Spark's id of the query.
+    Yield each chunk as soon as it may be inserted. `query` is Spark's id of the query.
 
-    No transaction is open in the session. The session reconnects if the server ended it.
+    While it waits, no transaction is open. The session reconnects if the server ended it.
     """
     for chunk in chunks:
         _wait_for_backlog(
@@ -104,7 +105,7 @@ def wait_before_chunks(
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """What a wait waits for."""
+    """Why a task must wait."""
 
     text: str
     pause: float  # seconds until another look is worthwhile
@@ -114,9 +115,9 @@ def wait_while(
     look: Callable[[], Reason | None], name: str, *, level: int = logging.WARNING
 ) -> None:
     """
-    Return when there is no reason to wait any more.
+    Wait until `look` returns None: there is no reason to wait any more.
 
-    A wait has no limit of time. Spark ends the process of a task when its query is stopped.
+    A wait has no time limit. Spark ends the process of a task when its query is stopped.
 
     One line is logged when the wait begins and one when it ends, both with `level`. A warning is
     logged every REMINDER seconds.
@@ -141,7 +142,7 @@ def wait_while(
 
 
 def _wait_for_rate(until: float, rate: int, name: str) -> None:
-    """Wait until a time of the monotonic clock."""
+    """Wait `until` a time of the monotonic clock."""
 
     def look() -> Reason | None:
         left = until - time.monotonic()
@@ -150,12 +151,12 @@ def _wait_for_rate(until: float, rate: int, name: str) -> None:
         text = f"{left:.1f} s until the next batch (maxMessagesPerSecond={rate})"
         return Reason(text, min(left, LONGEST_PAUSE))
 
-    # such a wait comes with each batch, so it is no warning
+    # each batch waits for the rate, so this is no warning
     wait_while(look, name, level=logging.INFO)
 
 
 def read_seconds_left(connection: Connection, sink: str, batch: int, rate: int) -> float:
-    """Return how many seconds a batch must still wait; 0 if it was sent before."""
+    """Return how many seconds a batch must still wait: 0 if it was sent before."""
     with transaction(connection):
         last = last_sent(connection, sink)
     if last is None or last.sink_batch is None or last.sink_batch >= batch:
@@ -165,12 +166,14 @@ def read_seconds_left(connection: Connection, sink: str, batch: int, rate: int) 
 
 def seconds_left(messages: int, seconds: float, rate: int) -> float:
     """
-    Return how long the next dispatch must still wait, from 0 to messages/rate seconds.
+    Return how many seconds the next dispatch must still wait, from 0 to messages/rate.
+
+    The last dispatch sent `messages` messages, and began `seconds` seconds ago.
 
     A dispatch is one transaction, so the pause is between batches. After a batch of n messages, the
-    next one begins at least n/rate seconds later. So within any t seconds at most rate·t messages
-    become visible, and one batch more. If the database's clock was set back, the seconds since the
-    last dispatch began are negative. Then the wait is messages/rate seconds and not longer.
+    next one begins at least n/rate seconds later. So within any t seconds, at most rate·t messages
+    and those of one more batch become visible. If the database's clock was set back, `seconds` is
+    negative. Then the wait is messages/rate seconds and not longer.
     """
     pause = messages / rate
     return min(max(0.0, pause - seconds), pause)
@@ -187,7 +190,7 @@ def names_of_options(options: SinkOptions) -> DestinationNames:
 
 
 def names_of_chunk(chunk: pa.Table) -> DestinationNames:
-    """Return which destinations the rows of a chunk name, without delayed rows, which wait now."""
+    """Return which destinations the rows of a chunk name. Delayed rows do not count: they wait."""
     _, others = split_delayed(chunk)
     names: DestinationNames = {("queue", queue) for queue in names_of_queues(others)}
     topics = topics_of(others)
@@ -207,9 +210,9 @@ def _find_queues(
     connection: Connection, options: SinkOptions, names: DestinationNames
 ) -> list[QueueAddress]:
     """
-    Return the queues of some names, and those of subscribers, in a constant order.
+    Return the queues that `names` name, and the queues of subscribers, in a constant order.
 
-    Names that lead to no queue are left out, because the dispatch reports them. The caller has a
+    A name without a queue is left out, because the dispatch reports it. The caller has a
     transaction open.
     """
     queues: list[QueueAddress] = []
@@ -217,7 +220,7 @@ def _find_queues(
         with suppress(errors.BadInput):
             queues.append(destination_of(name, options))
     topics = sorted(name for kind, name in names if kind == "topic" and name is not None)
-    # a statement that fails would undo the transaction, so the table is looked for first
+    # The table is looked for first, because a statement that fails would undo the transaction.
     if topics and connection.columns(options.subscription_address):
         subscribed = subscriptions.cache.find(connection, options, topics)
         for subscription in chain.from_iterable(subscribed.values()):
@@ -252,10 +255,10 @@ def check_source(
     connection: Connection, options: SinkOptions, names: DestinationNames, query: str
 ) -> None:
     """
-    Raise BadOption if the query itself receives from a destination: it would wait for itself.
+    Raise BadOption if the query receives from one of its destinations: it would wait for itself.
 
-    Nothing is checked for a login that may not read receipts, as that of a sender. `query` is
-    Spark's id of the query. No transaction is open.
+    If the login may not read receipts, nothing is checked. A login that only sends may be such a
+    login. `query` is Spark's id of the query. The caller has no transaction open.
     """
     try:
         check_state(connection)
@@ -279,10 +282,10 @@ def find_backlog(
     connection: Connection, options: SinkOptions, names: DestinationNames
 ) -> str | None:
     """
-    Say which destination has a backlog above the limit, for a line of the log; None: none has.
+    Return a text for the log: which destination has a backlog above the limit. None if none has.
 
-    Each queue is counted in a short transaction by the statement `peek`, which locks no message. No
-    transaction is open before.
+    Each queue is counted in a short transaction by the statement `peek`, which locks no message.
+    The caller has no transaction open.
 
     Raises:
         RightMissing: this login may not read a destination.
@@ -302,9 +305,9 @@ def find_backlog(
 
 def _count_waiting(connection: Connection, queue: QueueAddress, most: int) -> int:
     """
-    Count what waits in a queue, up to `most`; 0 for a queue that cannot be sent to.
+    Count the messages that wait in a queue, up to `most`. If it cannot be sent to, return 0.
 
-    Rows name queues that are untrusted, so a table is checked as before an insert.
+    The queues that rows name are untrusted. So each table is checked as before an insert.
 
     Raises:
         RightMissing: this login may send to the queue, but not read it.

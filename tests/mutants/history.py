@@ -112,8 +112,8 @@ HISTORY = [
     Fault(
         id="plan-on-old-database",
         file="receive/receipts.py",
-        old="if row.acked_batch < batch - 1:  # before",
-        new="if row.acked_batch < 0:  # before",
+        old="if row.acked_batch < batch - 1:  # checked",
+        new="if row.acked_batch < 0:  # checked",
         tests=[
             "conformance/test_receipts.py::test_a_plan_ahead_of_the_stream_is_a_database_that_went_back"
         ],

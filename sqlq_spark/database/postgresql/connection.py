@@ -1,16 +1,16 @@
 """
 A session with PostgreSQL through the ADBC driver, which reads and writes Arrow.
 
-No Python object is made for a value of a row. Measured with 2 connections and rows of 1.2 kB:
-DELETE … RETURNING returns 170k rows/s as Arrow. psycopg returns 113 to 180k rows/s, which still
-have to be converted to Arrow.
+The values of rows never become Python objects. Measured with 2 connections and rows of 1.2 kB:
+DELETE … RETURNING returns 170,000 rows per second as Arrow. With psycopg it returns 113,000 to
+180,000 rows per second, which must then be converted to Arrow.
 
 The package begins transactions by statements, so the driver always stays in its autocommit mode.
 
 The driver prepares a statement in one message and runs it in another. A pooler that lends a session
 for one transaction (PgBouncer) may send the second message to another session, which has not
-prepared the statement. So each statement runs inside of a transaction. If none is open, it gets its
-own. A statement that begins or ends a transaction is sent in a single message.
+prepared the statement. So each statement runs inside a transaction. If no transaction is open, the
+statement gets its own. A statement that begins or ends a transaction is sent in a single message.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq_spark")
 
 # Bytes of one batch of a COPY. The server reads a batch while the driver encodes the next one.
-# Measured with rows of 1.2 kB: the connection takes 4.6 us a row. With batches of 10,000 rows it
-# takes 5.9 us.
+# Measured with rows of 1.2 kB: the connection takes 4.6 us for each row. With batches of 10,000
+# rows it takes 5.9 us.
 COPIED = 256 << 10
 
-# characters of a stream's or a sink's name for which every session's application_name has room
+# How many characters of a stream's or a sink's name fit into the application_name of any session.
 LONGEST_LABEL = 46
 FROZEN = "ended %s (pid %d): it kept others waiting, and its process did nothing for %g s"
 END_SESSION = (
@@ -86,24 +86,25 @@ END_SESSION = (
 )
 
 # There are two statements that receive. `receive` first locks the rows that no other session holds,
-# and then deletes them. `receive_range` deletes a range of seqs in one pass, which suits queues
-# without another consumer, as most queues are that Spark reads. If `receive_range` has to wait for
-# a row, it is undone after ROW_WAIT. Then only `receive` is used for that queue, for PAUSE seconds.
-# Measured with messages of 1.2 kB: the server takes 4.0 us a message instead of 4.9, and the rows
-# come in the order of their seqs.
+# and then deletes them. `receive_range` deletes a range of seqs in one pass. It suits queues
+# without another consumer, and most queues that Spark reads have no other. If `receive_range` has
+# to wait for a row, it is undone after ROW_WAIT seconds. Then only `receive` is used for that
+# queue, for PAUSE seconds. Measured with messages of 1.2 kB: `receive_range` takes 4.0 us of the
+# server's time for each message, and `receive` takes 4.9 us. The rows of a range also come in the
+# order of their seqs.
 FEWEST = 1000  # for fewer messages the four additional statements cost more than they save
 # Seconds to wait for each row that another session holds. Measured beside 16 endpoints that held
-# rows for 10 ms: a receive took 0.7 to 8.4 s with 20 ms here, and 0.4 to 0.8 s with 1 ms.
+# rows for 10 ms: if this was 20 ms, a receive took 0.7 to 8.4 s. With 1 ms it took 0.4 to 0.8 s.
 ROW_WAIT = 0.001
 PAUSE = 60.0  # seconds until `receive_range` is tried again
-# a range may hold this many times the bytes of the step, because the size is only an estimate
+# A range may hold SLACK times the bytes of the step, because the size was only estimated.
 SLACK = 1.25
 # (server, queue) → when another session held one of its rows, by this process's clock
 HELD: dict[tuple[str, QueueAddress], float] = {}
 
-IN_ONE_MESSAGE = {*OPENS}  # they have no parameters and return no rows
+IN_ONE_MESSAGE = {*OPENS}  # these statements have no parameters and return no rows
 UNDO = {
-    Work.NONE: ("ROLLBACK",),  # it undoes nothing, but it shows whether the session is alive
+    Work.NONE: ("ROLLBACK",),  # undoes nothing, but shows whether the session is alive
     Work.TRANSACTION: ("ROLLBACK",),
     Work.SAVEPOINT: ("ROLLBACK TO SAVEPOINT attempt", "RELEASE SAVEPOINT attempt"),
 }
@@ -116,7 +117,7 @@ class FrozenSession:
     pid: int
     login: str
     application: str
-    ended: bool | None  # None: it has another login, so only a DBA can end it
+    ended: bool | None  # None if the session has another login, so that only a DBA can end it
 
 
 def connect(
@@ -129,7 +130,7 @@ def connect(
         raw, server=server, state=state, timeout=timeout, application=application
     )
     try:
-        # read now, because it cannot be read any more when the limit has ended the session
+        # the limit is read now: when it has ended the session, it can no longer be read
         connection.transaction_limit = connection.value("transaction_limit") or 0.0
     except BaseException:
         connection.close()
@@ -139,7 +140,7 @@ def connect(
 
 @contextmanager
 def named_refusal() -> Iterator[None]:
-    """Raise RightMissing if the server refuses a script; leave other errors of the driver alone."""
+    """Raise RightMissing if the server refuses a script. Leave the driver's other errors alone."""
     try:
         yield
     except Error as error:
@@ -151,7 +152,7 @@ def named_refusal() -> Iterator[None]:
 
 
 def read_up_to(cursor: dbapi.Cursor, most: int) -> pa.Table:
-    """Read a result in batches of 16 MiB; stop after the one that exceeds `most` bytes in all."""
+    """Read a result in batches of 16 MiB, until the batches have more than `most` bytes in all."""
     batches = []
     left = most
     with cursor.fetch_record_batch() as reader:
@@ -172,9 +173,9 @@ class Connection(database.Connection):
     shapes = explain.SHAPES
     most_moved = 64 << 20
     _raw: dbapi.Connection
-    transaction_limit = 0.0  # seconds that the login's transactions may take; 0: no limit
+    transaction_limit = 0.0  # seconds that transactions of this login may take; 0 means no limit
     _began = 0.0  # when the last statement was sent, by this process's clock
-    _opened = 0.0  # when its transaction began, by this process's clock
+    _opened = 0.0  # when the open transaction began, by this process's clock
 
     def _read(
         self, statement: StatementName, tables: Tables, values: Mapping[str, Value]
@@ -193,13 +194,13 @@ class Connection(database.Connection):
 
     def arrow(self, statement: StatementName, *, tables: Tables, **values: int | str) -> pa.Table:
         """
-        Execute a statement and return its rows as an Arrow table; a uuid is 16 bytes.
+        Execute a statement and return its rows as an Arrow table. A uuid is 16 bytes.
 
         For a `receive` the faster `receive_range` is tried first.
 
-        The values are written into the text, because the driver streams the result of a statement
-        without parameters by COPY. Measured: this takes 2.4 us a message, and 3.0 us with
-        parameters. It also avoids a second copy of the result.
+        The values are written into the text of the statement, because the driver streams a result
+        by COPY only if the statement has no parameters. Measured: this takes 2.4 us for each
+        message, and 3.0 us with parameters. It also avoids a second copy of the result.
         """
         if statement == "receive":
             received = self._receive_range(tables["queue"], cast("dict[str, int]", values))
@@ -250,7 +251,7 @@ class Connection(database.Connection):
     # ------------------------------------------------------------ inside
 
     def _plan_of(self, text: str) -> str:
-        """Return the plan that an EXPLAIN prints; any other text is run, and its plan is empty."""
+        """Return the plan that an EXPLAIN prints. Any other text is run and gives an empty plan."""
         if not text.startswith("EXPLAIN"):
             self.run_script(text)
             return ""
@@ -261,11 +262,11 @@ class Connection(database.Connection):
 
     def _receive_range(self, queue: QueueAddress, limits: Mapping[str, int]) -> pa.Table | None:
         """
-        Receive a range of seqs: from `first` on, as many seqs as there may be messages.
+        Receive a range of seqs, from `first` on. It has as many seqs as there may be messages.
 
         Returns:
-            None: `receive` must be used, because the range is empty, too large, or another session
-            holds some of its rows.
+            The messages, or None if `receive` must be used: there are few messages, the range is
+            empty or too large, or another session holds some of its rows.
         """
         first = limits["first"]
         messages = limits["messages"]
@@ -297,8 +298,8 @@ class Connection(database.Connection):
         End sessions of the same stream or sink that hold its rows while their client hangs.
 
         Returns:
-            The error to raise for the wait. If a session was ended, it is LockTimedOut, after which
-            the transaction runs again.
+            The error to raise for the wait. If a session was ended, the error is LockTimedOut, so
+            that the transaction runs again.
         """
         stream = values.get("stream")
         sink = values.get("sink")
@@ -396,7 +397,8 @@ class Connection(database.Connection):
         Return the error of a session that has ended.
 
         If the server ended the session between two statements, the driver reports no SQLSTATE. Then
-        the time that the transaction was open shows whether transaction_timeout ended it.
+        the time for which the transaction was open shows whether transaction_timeout ended the
+        session.
         """
         limit = self.transaction_limit
         is_late = limit > 0 and open_for >= LIMIT_REACHED * limit and failure.state == NO_SQLSTATE
@@ -412,12 +414,12 @@ class Connection(database.Connection):
         Ask the catalogue what a failed statement lacked.
 
         Returns:
-            What it says of each table; nothing, if the question fails too.
+            What the catalogue says of each table. Empty if this question fails too.
         """
         if failure.state not in LOOKED_UP or statement in {"why_refused", "state_schemas"}:
             return []
         # If only the savepoint was undone, the transaction is still open. The question must not end
-        # it, so it gets a savepoint of its own.
+        # the transaction, so it gets a savepoint of its own.
         is_open = self.work is Work.TRANSACTION
         try:
             with attempt(self) if is_open else nullcontext():
@@ -433,7 +435,7 @@ class Connection(database.Connection):
             return []
 
     def _team(self, state: str, place: Place, refusal: Refusal | None) -> tuple[str, str] | None:
-        """Return a refused state schema and its roles; None: another schema is refused."""
+        """Return a refused state schema and its roles. Return None if another schema is refused."""
         is_other = refusal is not None and refusal.lacks in {"database", "owner", "policy"}
         if state != "42501" or is_other or place.statement == "state_schemas":
             return None

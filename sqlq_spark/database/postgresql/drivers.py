@@ -1,8 +1,9 @@
 """
-The ADBC driver: it opens connections, and cloud services give it passwords.
+The ADBC driver, which opens connections, and the passwords that cloud services give.
 
 The driver reads the catalogue before our first statement, so the search path must be a parameter of
-the connection. Some poolers refuse that parameter. Then each process connects once in vain.
+the connection. Some poolers refuse that parameter. Then the first connect of each process fails,
+and the next one leaves the parameter out.
 
 PostgreSQL in a cloud accepts tokens of the cloud's services as passwords.
 Azure: https://learn.microsoft.com/azure/postgresql/flexible-server/security-entra-configure
@@ -36,10 +37,10 @@ OLDEST = 13  # the first version with gen_random_uuid; older versions are not te
 
 # errors of poolers that refuse the parameter `options`: PgBouncer, RDS Proxy
 NO_OPTIONS = r"unsupported startup parameter|command-line options"
-WITHOUT_OPTIONS: set[str] = set()  # servers that have refused it in this process
+WITHOUT_OPTIONS: set[str] = set()  # servers that have refused `options` in this process
 SEARCH_PATH = "-c search_path=pg_catalog,pg_temp"
 
-# shown instead of a sentence that quotes the url
+# this is shown instead of a sentence that quotes the url
 HIDDEN_SENTENCE = "the driver's sentence is not shown, because it quotes a part of the url"
 
 AZURE_SCOPE = "https://ossrdbms-aad.database.windows.net/.default"
@@ -48,7 +49,7 @@ RDS_HOST = re.compile(r"(?i)[^,]+\.([a-z0-9-]+)\.rds\.amazonaws\.com(?:\.cn)?\.?
 
 
 def open_session(url: str, server: str, application: str, timeout: float) -> dbapi.Connection:
-    """Open a connection of the driver; `server` is the url without secrets."""
+    """Open a connection of the driver. `server` is the url without secrets."""
     raw = _open(url, server, application, timeout)
     # 180006 is version 18.6
     major, minor = divmod(int(raw.adbc_get_info()["vendor_version"]), 10_000)
@@ -92,11 +93,11 @@ def _open(url: str, server: str, application: str, timeout: float) -> dbapi.Conn
 
 def _with_parameters(url: str, parameters: dict[str, str], timeout: float) -> str:
     """
-    Return the url with more parameters; libpq uses the last one of a name.
+    Return the url with more parameters. If a name comes twice, libpq uses the last value.
 
-    `parameters` come after those of the url, so they override them. The limits for a vanished
-    server come before those of the url, which override them. By these limits a server that
-    vanished is noticed within the time limit of a statement.
+    `parameters` come after the url's own parameters, so they override them. The limits below come
+    before the url's own parameters, so the url can override the limits. With these limits, a server
+    that has vanished is noticed within the time limit of a statement.
     """
     place, _, query = url.partition("?")
     limits = {
@@ -131,7 +132,7 @@ def aws_token(url: str) -> str:
 
 @cache
 def aws_client(region: str | None) -> Any:  # noqa: ANN401 - of a package of an extra
-    """Return one client for each process and region."""
+    """Return the client for a region. There is one for each region in a process."""
     session = import_extra("boto3", "boto3", "aws").session.Session(region_name=region)
     if session.region_name is None:
         raise _bad_aws("a region: set AWS_REGION")
@@ -142,7 +143,7 @@ def _bad_aws(expected: str) -> errors.BadOption:
     return errors.BadOption(option="credentials", found="aws", expected=expected)
 
 
-# option → what gives a password for a url
+# value of the option `credentials` → function that returns a password for a url
 TOKENS: dict[str, Callable[[str], str]] = {
     "azure": lambda _url: azure_token(AZURE_SCOPE),
     "aws": aws_token,

@@ -3,8 +3,8 @@ Turn a driver's error into the package's error, with the SQL that fixes the prob
 
 The server writes its sentences in the language of its setting lc_messages, so they are not
 searched. A failed statement has a SQLSTATE. The catalogue says what is missing: see `why_refused`.
-For a failed connection libpq reports only a sentence. The sentences of libpq, and of servers that
-write English, are known here.
+For a failed connection libpq reports only a sentence. This module knows the sentences of libpq, and
+those of servers that write English.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 NO_CONNECTION_LEFT = "53300"  # a SQLSTATE
 NO_SQLSTATE = "?????"  # used if the driver reports no SQLSTATE
-# Before a bulk insert the driver looks for the table itself. Such an error has a status of the
-# driver, and no SQLSTATE: status → the SQLSTATE that means the same.
+# Before a bulk insert the driver itself looks for the table. If this fails, the error has a status
+# of the driver, and no SQLSTATE: status → the SQLSTATE that means the same.
 DRIVER_STATES = {
     AdbcStatusCode.NOT_FOUND: "42P01",
     AdbcStatusCode.UNAUTHORIZED: "42501",
-    AdbcStatusCode.ALREADY_EXISTS: "42703",  # the driver reports an absent column so
+    AdbcStatusCode.ALREADY_EXISTS: "42703",  # the driver's status for an absent column
 }
 
 # words in the sentence of a failed connection → the error that they mean; the first match counts
@@ -53,7 +53,7 @@ WORDS: dict[str, type[errors.DatabaseFailure]] = {
     r"database.*does not exist": errors.DatabaseNotFound,
     r"authentication|password|role .* (?:does not exist|is not permitted)|"
     r"pg_hba": errors.LoginRefused,
-    # no server has answered; these are libpq's own sentences, which are always English
+    # no server has answered: libpq's own sentences are always English
     r"refused$|refused |could not (?:translate|connect|create|look up)|[Tt]imed out|timeout|"
     r"unreachable|No route|No such file|Permission denied|[Hh]ost is down|invalid |"
     r"not currently accepting|Cannot assign": errors.NotReachable,
@@ -79,7 +79,7 @@ CODES: dict[str, type[errors.DatabaseFailure]] = {
     **dict.fromkeys(("53000", "53100", "53200", NO_CONNECTION_LEFT), errors.ServerShort),
     **dict.fromkeys(("57014", "55P03", "25P03"), errors.TimedOut),
 }
-# added to the server's sentence if a row's seq is taken (23505)
+# this is added to the server's sentence if the seq of a row is taken (23505)
 BEHIND = (
     "; the sequence of {0} is behind its highest seq, as after a copy of rows. `sqlqueue doctor` "
     "prints the SELECT setval(…) that sets it"
@@ -88,7 +88,8 @@ BEHIND = (
 LASTING = ("0A", "22", "23", "42", "44", "P0")
 
 # Data exceptions (SQLSTATEs of class 22) whose sentence quotes no value of a row: value too long,
-# null not allowed, division by zero, wrong binary format. All others may quote a message.
+# null not allowed, division by zero, wrong binary format. All other data exceptions may quote a
+# message.
 WITHOUT_VALUE = {"22001", "22004", "22012", "22P03"}
 NOT_SHOWN = "the server refuses a value, which is not shown because it may be a message's"
 # classes of SQLSTATEs whose DETAIL quotes no value of a row: deadlocks, names, resources, limits,
@@ -98,15 +99,15 @@ TRANSACTION_TIMEOUT = "25P04"  # a SQLSTATE
 # SQLSTATEs for which the catalogue says what is missing
 LOOKED_UP = {"23505", "3F000", "42501", "42P01"}
 
-# A cancelled statement has the same SQLSTATE as one that reached its time limit. It was cancelled
-# if it took less than this share of the limit.
+# A cancelled statement has the same SQLSTATE as a statement that reached its time limit. If it took
+# less than this share of the limit, it was cancelled.
 LIMIT_REACHED = 0.95
 
 MAKES = ("create", "install")  # names of statements that create tables begin with these
 
-# "statement", or "statement role" for a table with another role → the rights that it needs
+# "statement", or "statement role" for a table that has a role of its own → the rights needed on it
 NEEDED_RIGHTS = {
-    # these lock rows of a queue and delete them
+    # statements that lock rows of a queue and delete them
     **dict.fromkeys(("receive", "receive_range", "take"), "SELECT, DELETE, UPDATE (seq)"),
     **dict.fromkeys(("find_large", "divert_large"), "SELECT, DELETE, UPDATE (seq)"),
     "purge_expired": "SELECT, DELETE, UPDATE (seq)",
@@ -144,8 +145,9 @@ class Refusal:
     has_schema: bool
     has_table: bool
     of_seq: bool  # whether the index that refused a row is on seq
-    lacks: str | None  # database, schema, owner, rights, sequence or policy; None: nothing
-    named: str  # the database, schema, table or sequence to which a right is missing, quoted
+    # what is lacking: database, schema, owner, rights, sequence or policy; None if nothing is
+    lacks: str | None
+    named: str  # the quoted name of the database, schema, table or sequence without the right
 
 
 def read_error(error: Error) -> Failure:
@@ -184,7 +186,8 @@ def connection_error(server: str, text: str, shown: str | None = None) -> errors
     """
     Return the error for a connection that failed.
 
-    libpq's sentence `text` decides its kind. If `shown` is given, the error quotes that instead.
+    libpq's sentence `text` decides the kind of the error. If `shown` is given, the error quotes
+    `shown` instead of `text`.
     """
     kinds = (kind for words, kind in WORDS.items() if re.search(words, text))
     place = Place(server=server)
@@ -206,9 +209,9 @@ def statement_error(
     Args:
         failure: what the server reported.
         place: the statement, and the table because of which it failed.
-        took: seconds until it failed.
-        refusal: what the catalogue says of that table; None: it was not asked.
-        team: a state schema that this login may not use, and the roles that may.
+        took: seconds until the statement failed.
+        refusal: what the catalogue says of that table. None if the catalogue was not asked.
+        team: a state schema that this login may not use, and the roles that may use it.
     """
     state = failure.state
     text = failure.text
@@ -233,10 +236,10 @@ def statement_error(
 def kind_of(
     state: str, place: Place, took: float, refusal: Refusal | None
 ) -> type[errors.DatabaseFailure]:
-    """Return the kind of error that a SQLSTATE means; `place.error` then looks at the statement."""
+    """Return the kind of error that a SQLSTATE means. `place.error` also uses the statement."""
     other = errors.StatementRefused if state.startswith(LASTING) else errors.StatementFailed
     if place.queue is not None and refusal is not None:
-        # the table is there: something that its trigger or policy uses is missing
+        # if the table exists, something that its trigger or policy uses is missing
         is_there = {"42P01": refusal.has_table, "3F000": refusal.has_schema}.get(state, False)
         if is_there or (state == "42501" and refusal.lacks == "policy"):
             return other
@@ -253,9 +256,9 @@ def schema_of(queue: QueueAddress) -> str:
 
 def tables_to_look_up(place: Place, tables: Tables) -> list[dict[str, Any]]:
     """
-    Return what `why_refused` asks for: the tables of a statement, or else its state schema.
+    Return what `why_refused` asks for: the tables of a statement. If it has none, the state schema.
 
-    If one table has two roles, as in `lock_table`, the last one counts.
+    If one table has two roles, as in `lock_table`, the last role counts.
     """
     roles = {queue: role for role, queue in tables.items()}
     asked = [
@@ -271,7 +274,7 @@ def tables_to_look_up(place: Place, tables: Tables) -> list[dict[str, Any]]:
 
 
 def choose_refusal(state: str, refusals: list[Refusal]) -> Refusal | None:
-    """Return the table because of which a statement failed: the first that lacks something."""
+    """Return the table because of which a statement failed: the first with something lacking."""
 
     def is_cause(refusal: Refusal) -> bool:
         if state == "42501":

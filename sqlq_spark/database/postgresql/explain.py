@@ -1,8 +1,8 @@
 """
 How PostgreSQL explains a statement: by EXPLAIN, with sequential scans disabled.
 
-A plan is at fault if it still reads a whole table. EXPLAIN does not accept every statement. The
-others run in a transaction that is undone.
+A plan is wrong if it still reads a whole table. EXPLAIN does not accept every statement. Statements
+that it does not accept are run in a transaction that is undone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sqlq_spark.wire.postgresql import POSTGRESQL
 if TYPE_CHECKING:
     from sqlq_spark.database import Tables
 
-# Shapes of a queue's table → the SQL that changes a new queue so. If the shape's name contains
+# Shape of a queue's table → the SQL that gives a new queue this shape. If the shape's name contains
 # BodyString, the selftest has created the queue with that column.
 SHAPES = {
     "bigint seq, an index on Expires": (
@@ -32,7 +32,7 @@ VALUES = {**dict.fromkeys(("chosen", "delays", "moments", "places"), "[]"), "zon
 
 
 def compile_text(text: str, state: str, tables: Tables) -> str:
-    """Return the text that explains a statement, or that runs it if it has no plan."""
+    """Return the text that explains a statement. If it has no plan, the text runs it."""
     table = POSTGRESQL.quote_address(tables["queue"])
     values = {**VALUES, "source_table": table, "table_name": table}
     # no value contains a single quote

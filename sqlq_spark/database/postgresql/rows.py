@@ -1,7 +1,7 @@
 """
 Prepare statements for the driver, and read its results.
 
-Quoted names are put into the braces of a statement, and its parameters are numbered and bound.
+Quoted names are put into the braces of a statement. Its parameters are numbered and bound.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
 
-# Why PostgreSQL does not need these statements: `receive` itself weighs the rows that it locks. The
-# client ends a browse when the page gets too large. `move_due` names no index, so nobody looks for
-# one. The server keeps no costs by statement. Undoing the work since a savepoint always succeeds.
+# Why PostgreSQL does not need these statements. weigh: `receive` itself weighs the rows that it
+# locks. weigh_page: the client ends a browse when the page gets too large. due_index: `move_due`
+# names no index. selftest_costs: the server keeps no costs by statement. undo: undoing the work
+# since a savepoint always succeeds.
 LACKS: frozenset[StatementName] = frozenset(
     {"weigh", "weigh_page", "due_index", "selftest_costs", "undo"}
 )
@@ -51,7 +52,7 @@ ARROW_TYPES = {
 
 @cache
 def number_parameters(statement: str) -> tuple[str, tuple[str, ...]]:
-    """Replace each `:name` by `$1`, `$2` …; return the text, and the names in that order."""
+    """Replace each `:name` by `$1`, `$2` …. Return the text, and the names in that order."""
     names: list[str] = []
 
     def number(match: re.Match[str]) -> str:
@@ -63,12 +64,12 @@ def number_parameters(statement: str) -> tuple[str, tuple[str, ...]]:
 
 
 def write_values(statement: str, values: Mapping[str, Any]) -> str:
-    """Return a statement with its values written into the text; they are numbers and texts."""
+    """Return a statement with its values, numbers and texts, written into its text."""
     return PARAMETER.sub(lambda match: _literal(values[match[1]]), STATEMENTS[statement])
 
 
 def _literal(value: int | str) -> str:
-    if isinstance(value, str):  # as hexadecimal digits, so that no character can end the literal
+    if isinstance(value, str):  # hexadecimal digits: no character can end the literal
         return f"convert_from(decode('{value.encode().hex()}', 'hex'), 'UTF8')"
     return f"({int(value)})"
 
@@ -77,8 +78,8 @@ def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
     """
     Put quoted names into the braces of a statement.
 
-    This is the last step, and it takes one pass: a queue may be called `{state}` or `:n`, and such
-    a name must not be replaced again. `{name_escaped}` is a name for the inside of a literal.
+    This is the last step, and it makes only one pass. A queue may be called `{state}` or `:n`, and
+    such a name must not be replaced again. `{name_escaped}` is a name for the inside of a literal.
     `words` are put in unchanged.
     """
     text = repeat(text, tables)
@@ -111,26 +112,26 @@ def join_script(parts: Iterable[str]) -> str:
 
 
 def _due_index(delayed: QueueAddress) -> str:
-    """Return the name of a delayed table's index; a long table name is cut before the suffix."""
+    """Return the name of a delayed table's index. A long table name is cut before the suffix."""
     suffix = "_Due"
     return cut_name(delayed.table, POSTGRESQL.longest - len(suffix)) + suffix
 
 
 def cut_name(name: str, longest: int = POSTGRESQL.longest) -> str:
     """
-    Cut a name to so many bytes, between two characters.
+    Cut a name between two characters, to at most `longest` bytes.
 
-    The server would cut it too, but it would also send a NOTICE.
+    The server would cut the name too, but it would also send a NOTICE.
     """
     return name.encode()[:longest].decode(errors="ignore")
 
 
 def bind(values: Sequence[Value]) -> pa.RecordBatch | None:
     """
-    Return the parameters of a statement as columns, each of its own type.
+    Return the parameters of a statement as columns, each with the type of its value.
 
-    Without this the driver lets pyarrow guess each type. Measured: that takes 0.25 ms a value, and
-    this function takes 0.03 ms.
+    Without this function the driver lets pyarrow guess each type. Measured: that takes 0.25 ms for
+    each value, and this function takes 0.03 ms.
     """
     if not values:
         return None
@@ -157,7 +158,7 @@ def read_result(table: pa.Table) -> Result:
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    """Return a column's values; a text in a database with encoding SQL_ASCII may not be UTF-8."""
+    """Return a column's values. If the database is SQL_ASCII, a text may not be UTF-8."""
     try:
         values: list[Any] = column.to_pylist()
     except UnicodeDecodeError:

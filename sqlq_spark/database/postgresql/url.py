@@ -23,9 +23,9 @@ from sqlq_spark.options.names import MISPLACED
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# A password that contains a raw /, ?, @ or blank does not match, because libpq would read that
-# character as the end of the user information. Other parts with a raw ;, & or = do not match
-# either. A password may follow there, as in `/shop;password=…`, and the server would quote it.
+# A password with a raw /, ?, @ or blank does not match, because libpq would end the password at
+# that character. Other parts with a raw ;, & or = do not match either. A password may follow such a
+# character, as in `/shop;password=…`, and the server would quote it.
 HOST = r"(?:\[[^\[\]@/?\s]*\]|[^\[\]:,@/?#;&=\s]*)(?::[0-9]*)?"
 URL_PARAMETER = r"[^=&\s]+=[^=&\s]*"
 URL = re.compile(
@@ -35,7 +35,7 @@ URL = re.compile(
     rf"(?:\?{URL_PARAMETER}(?:&{URL_PARAMETER})*)?"
 )
 PARAMETER_NAME = re.compile("[a-z_]+")
-SHORTEST = 4  # characters of the shortest password that is also searched inside of words
+SHORTEST = 4  # characters of the shortest password that is also searched inside words
 UNCODED = re.compile(r"%(?:00|(?![0-9A-Fa-f]{2}))")
 
 # parameter → the environment variable from which libpq takes its default
@@ -64,9 +64,9 @@ WEAK = {
     "require": "the connection is encrypted, but any server that answers is accepted",
 }
 
-# files of trusted issuers that the driver's OpenSSL finds itself (Debian, Alpine, macOS, Fedora)
+# Files with trusted issuers that the driver's OpenSSL finds itself (Debian, Alpine, macOS, Fedora).
 SYSTEM = ("/etc/ssl/cert.pem", "/etc/ssl/certs/ca-certificates.crt")
-# files that it does not find (RHEL, SUSE)
+# files with trusted issuers that the driver's OpenSSL does not find (RHEL, SUSE)
 BUNDLES = (
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
@@ -82,7 +82,7 @@ class Target:
 
     @classmethod
     def parse(cls, url: str, environ: Mapping[str, str]) -> Self:
-        """Read a url; the url overrides the service file, which overrides `environ`."""
+        """Read a url. It overrides the service file, and the service file overrides `environ`."""
         in_url = dict(_read_url(url))
         defaults = {
             name: environ[variable] for name, variable in VARIABLES.items() if variable in environ
@@ -100,12 +100,12 @@ class Target:
 
     @property
     def hosts(self) -> str:
-        """The hosts by the names that their certificates must have; empty for a local socket."""
+        """The hosts, by the names that certificates must have. Empty for a local socket."""
         return self.given.get("host") or self.given.get("hostaddr", "")
 
     @property
     def port(self) -> str:
-        """The port; several with commas, if there are several hosts."""
+        """The port. If there are several hosts, several ports with commas."""
         return self.given.get("port") or "5432"
 
     @property
@@ -120,7 +120,7 @@ class Target:
         return added
 
     def weakness(self) -> tuple[str, str] | None:
-        """Return the sslmode that the user set and its risk; None: it has no risk."""
+        """Return the sslmode that the user set, and its risk. Return None if it has no risk."""
         # with a root certificate libpq treats `require` as `verify-ca`
         verified = self.mode == "require" and self._has_root
         if self.mode not in WEAK or verified or not self.remote:
@@ -152,7 +152,7 @@ def redact(url: str) -> str:
 
 def quotes_secret(text: str, url: str) -> bool:
     """
-    Return whether a sentence of libpq contains the url, its password, or a parameter's value.
+    Whether a sentence of libpq contains the url, its password, or a parameter's value.
 
     A password that is also the name of the login or of the database is not treated as a secret.
     """
@@ -164,7 +164,7 @@ def quotes_secret(text: str, url: str) -> bool:
     passwords = {parts["password"] or "", unquote(parts["password"] or ""), given.get("password")}
     values = {value for name, value in given.items() if name not in PLACES}
     values |= {name for name in given if not PARAMETER_NAME.fullmatch(name)}
-    # a short password is searched as a whole word only: it may be a part of any word
+    # a short password is searched only as a whole word, because it may be a part of any word
     whole = (rf"(?<!\w){re.escape(secret)}(?!\w)" for secret in passwords - names if secret)
     long = (secret for secret in passwords - names if secret and len(secret) >= SHORTEST)
     return (
@@ -176,7 +176,7 @@ def quotes_secret(text: str, url: str) -> bool:
 
 def find_issuers() -> str:
     """
-    Return the value of sslrootcert for the issuers that this machine trusts: a file, or `system`.
+    Return the sslrootcert that stands for the issuers that this machine trusts: a file or `system`.
 
     With `system` the driver's OpenSSL uses its default, or SSL_CERT_FILE and SSL_CERT_DIR.
     """
@@ -200,7 +200,7 @@ def _is_local(host: str) -> bool:
 
 
 def _read_url(url: str) -> Iterator[tuple[str, str]]:
-    """Yield the decoded parameters of a url in libpq's order; the last one of a name counts."""
+    """Yield a url's decoded parameters in libpq's order. The last value of a name counts."""
     place, _, query = url.partition("://")[2].partition("?")
     login, _, hosts = place.partition("/")[0].rpartition("@")
     user = unquote(login.partition(":")[0])
@@ -217,7 +217,7 @@ def _read_url(url: str) -> Iterator[tuple[str, str]]:
 
 
 def _host(text: str) -> tuple[str, str]:
-    """Split a host from its port; an IPv6 address loses its brackets."""
+    """Split a host from its port. An IPv6 address loses its brackets."""
     name, _, rest = text[1:].partition("]") if text.startswith("[") else text.partition(":")
     return unquote(name), rest.removeprefix(":")
 

@@ -1,8 +1,8 @@
 """
 Prepare T-SQL for a driver: put names in, bind values with their types, and build the bulk insert.
 
-Also decides how many messages one `receive` or `browse` takes. All functions are pure: they need
-neither a driver nor a connection.
+This module also decides how many messages one `receive` or `browse` takes. All functions are pure:
+they need neither a driver nor a connection.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ LACKS: frozenset[StatementName] = frozenset(
     {
         "check_deferred",  # no check is deferred to the commit
         "receive_range",  # `receive` takes one pass already: it locks a row as it deletes it
-        # A login with only the right to INSERT cannot lock a table. So the owner is checked before
-        # the use, and again before the commit.
+        # A login that may only INSERT cannot lock a table. So the owner is checked before the table
+        # is used, and again before the commit.
         *("lock_read", "lock_insert", "lock_delete"),
         "endpoint_zone",  # Due is a datetime in UTC, whatever the session's zone
         "end_frozen",  # ending a session needs a right on the whole server
-        "begin_alone",  # a statement that runs alone needs no transaction around it
+        "begin_alone",  # here a statement needs no transaction around it
         "skip_taken",  # a login that may only insert cannot choose a RowVersion
         "transaction_limit",  # the server has no limit for a transaction
         "why_refused",  # an error has a number, and its text names the object
@@ -50,13 +50,13 @@ UNFIT = "BEGIN; THROW 51901, N'characters of Headers do not fit', 1; END;"
 
 BINARY = {"body", "payload"}  # parameters whose values are bytes or null
 NUMBERS = {bool: "bit", int: "bigint", float: "float"}
-# lengths up to which a parameter's type needs no (max)
-SHORT_TEXT = 4000
+# the longest values for which a parameter's type needs no (max)
+SHORT_TEXT = 4000  # characters
 SHORT_BYTES = 8000
 
-# Columns of a bulk insert: Arrow's name → (the table's name, type for OPENJSON). OPENJSON cuts a
-# text that is too long without an error. So its type has 256 characters if the table's column has
-# 255. Then the INSERT fails.
+# Columns of a bulk insert: Arrow's name → (the table's name, type for OPENJSON). If a text is too
+# long for its type, OPENJSON cuts it without an error. So if the table's column has 255 characters,
+# the type for OPENJSON has 256. Then the INSERT of a longer text fails.
 LOADED = {
     "id": ("Id", "uniqueidentifier"),
     "correlationid": ("CorrelationId", "varchar(256)"),
@@ -73,8 +73,8 @@ def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
     """
     Put quoted names into the braces of a statement.
 
-    This is the last step, and it takes one pass: a queue may be called `{state}` or `@n`, and such
-    a name must not be replaced again. `words` are put in unchanged.
+    This is the last step, and it makes only one pass. A queue may be called `{state}` or `@n`, and
+    such a name must not be replaced again. `words` are put in unchanged.
     """
     text = repeat(text, tables)
     filled = {
@@ -96,7 +96,7 @@ def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
         # a GRANT cannot name a database, so a USE comes before it
         filled[f"{role}_use"] = literal(catalog and f"USE {catalog[:-1]}; ")
         filled[f"{role}_here"] = literal(quoted.removeprefix(catalog))
-        # the transport's installer locks this name too: the table with its database
+        # the transport's installer locks the same name: the table's name with its database
         database = "" if catalog else "QUOTENAME(DB_NAME()) + N'.' + "
         filled[f"{role}_lock"] = f"LEFT({database}{literal(quoted + '_lock')}, 255)"
     filled |= words
@@ -113,7 +113,7 @@ def split_script(text: str) -> list[str]:
 
 
 def find_table(tables: Tables, text: str) -> QueueAddress | None:
-    """Return the table that the server's sentence names; if it names none, the first table."""
+    """Return the table that the server's sentence names. If it names none, the first table."""
     named = (table for table in tables.values() if f"{table.table}'" in text)
     return next(named, next(iter(tables.values()), None))
 
@@ -128,7 +128,7 @@ def build_call(
     """
     Return a statement as a call of sp_executesql, and the values for its question marks.
 
-    Values that the text does not use are left out. With `guarded` the call first checks that the
+    Values that the text does not use are left out. If `guarded`, the call first checks that the
     transaction is still open.
     """
     wanted = set(PARAMETER.findall(text))
@@ -149,7 +149,7 @@ def build_call(
 
 
 def type_of(name: str, value: Value) -> str:
-    """Return the type of a parameter; there are few sizes, so that the server can reuse plans."""
+    """Return the type of a parameter. Types have few sizes, so that the server can reuse plans."""
     if value is None:
         return "varbinary(max)" if name in BINARY else "nvarchar(4000)"
     if isinstance(value, bytes):
@@ -164,8 +164,8 @@ def headers_fit(shape: dict[str, str]) -> str:
     """
     Return the condition that the column Headers of a queue can hold all characters of a text.
 
-    In a varchar SQL Server stores question marks for other characters, without an error. `shape`
-    has the queue's columns and their types.
+    If a varchar cannot hold a character, SQL Server stores a question mark instead, without an
+    error. `shape` has the queue's columns and their types.
     """
     narrow = NARROW.fullmatch(shape.get("headers", ""))
     if narrow is None:
@@ -175,7 +175,7 @@ def headers_fit(shape: dict[str, str]) -> str:
 
 
 def check_fit(shape: dict[str, str], source: str = "@gone") -> str:
-    """Return T-SQL that throws if a queue cannot hold some headers; empty if it can hold all."""
+    """Return T-SQL that throws if a queue cannot hold some headers. Empty if it can hold all."""
     fit = headers_fit(shape)
     if fit == ALL_FIT:
         return ""
@@ -184,12 +184,12 @@ def check_fit(shape: dict[str, str], source: str = "@gone") -> str:
 
 def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool = False) -> str:
     """
-    Return the INSERT of `load` for some columns; it inserts the rows in their order.
+    Return the INSERT of `load` for some columns. It inserts the rows in their order.
 
-    @rows is the text of `json_rows`, and @messages is the number of its rows.
+    @rows is the text that `json_rows` returns, and @messages is how many rows it has.
 
-    OPENJSON may read an empty text as a null. If no body is null, such a null becomes an empty
-    body.
+    OPENJSON may read an empty text as a null. If `null_bodies` is False, each null in the column
+    Body was an empty body, and is inserted as one.
     """
     known = [
         (place, *LOADED[name])
@@ -214,13 +214,13 @@ def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool =
 
 # ---------------------------------------------------------------- how far one `receive` goes
 # First the rows of a range are weighed: their sizes are read. Then the range is cut at the size of
-# a step. A row that is committed after the weighing has not been weighed, but `receive` may take
-# it. So a step has a limit for the number of rows, and a limit for the size of each row. Their
-# product is bounded as the sum of the weighed rows is. A row that is too large is not received, but
-# `receive` locks it.
+# a step. If a row is committed after the weighing, it was not weighed, but `receive` may take it.
+# So a step has a limit for the number of rows, and a limit for the size of each row. The product of
+# the two limits is bounded, as the sum of the weighed rows is. A row that is too large is not
+# received, but `receive` locks it.
 
-# From 5,000 locks on, SQL Server may lock the table. It may count a lock for each page of a large
-# value. A page holds 8,000 bytes, and a byte of headers counts for two.
+# If a statement has 5,000 locks, SQL Server may lock the whole table. It may count a lock for each
+# page of a large value. A page holds 8,000 bytes, but in sizes a byte of headers counts for two.
 MOST_LOCKS = 4000
 PAGE = 4000  # bytes
 MOST_MOVED = (MOST_LOCKS - 1000) * PAGE  # bytes that one statement moves, in at most 1,000 messages
@@ -238,21 +238,22 @@ class Size:
 class Weight(Size):
     """A row of `weigh`: a message, its size, and whether it is too large to be received."""
 
-    is_large: bool  # the message, or its headers alone, are too large
+    is_large: bool  # whether the whole message is too large, or its headers are
 
 
 def cut_step(rows: Iterable[Weight], *, messages: int, most: int, largest: int) -> dict[str, int]:
     """
-    Return the parameters of `receive` that say how far it goes; empty: no message waits.
+    Return the parameters of `receive` that say how far it goes. Empty if no message waits.
 
-    All weighed rows up to `stop` are received, except those that are too large. Even with rows that
-    were committed since, the step has at most `most` plus `largest` bytes.
+    All weighed rows up to `stop` are received, except rows that are too large. Other rows may be
+    committed after the weighing. Even with these rows, the step has at most `most` plus `largest`
+    bytes.
 
     Args:
-        rows: the messages, by seq.
-        messages: the most messages of the step; it has none if all rows are too large.
-        most: the most bytes of the step; the first message may have more.
-        largest: the most bytes of one message.
+        rows: the messages, sorted by seq.
+        messages: how many messages the step may have. It has none if all rows are too large.
+        most: how many bytes the step may have. The first message may have more.
+        largest: how many bytes one message may have.
     """
     count = 0
     total = 0
@@ -282,16 +283,16 @@ def cut_step(rows: Iterable[Weight], *, messages: int, most: int, largest: int) 
 
 def cut_page(rows: Iterable[Size], *, most: int, largest: int) -> dict[str, int]:
     """
-    Return the parameters of `browse` that say how far it reads; empty: no message waits.
+    Return the parameters of `browse` that say how far it reads. Empty if no message waits.
 
     The page ends with the message that reaches the limit, and with all other messages of the same
-    seq. A row that is committed after the weighing has not been weighed. So `browse` reads only the
-    size of a row that is heavier than all weighed rows, and `is_weighed` finds it by that size.
+    seq. If a row is committed after the weighing, it was not weighed. So if a row is heavier than
+    all weighed rows, `browse` reads only its size, and `is_weighed` finds the row by that size.
 
     Args:
-        rows: the messages, by seq.
-        most: the most bytes of the page; the first message may have more.
-        largest: the most bytes of one message; of a larger one only the size is read.
+        rows: the messages, sorted by seq.
+        most: how many bytes the page may have. The first message may have more.
+        largest: how many bytes one message may have. Of a larger message only the size is read.
     """
     total = 0
     heaviest = 0

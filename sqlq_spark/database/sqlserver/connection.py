@@ -1,9 +1,9 @@
 """
 A session with SQL Server, through mssql-python or pyodbc.
 
-A statement and its values are sent as parameters of `sp_executesql`. So ODBC finds no placeholder
-or escape in a queue's name, and every value has a type. A null is never bound, because the driver
-would have to ask the server for its type.
+A statement and its values are sent as parameters of `sp_executesql`. So ODBC never takes a part of
+a queue's name for a placeholder or an escape, and every value has a type. A null is never bound,
+because the driver would have to ask the server for its type.
 
 The package begins transactions by statements, so the driver always stays in its autocommit mode.
 Inside a transaction each statement first checks that the transaction is still open.
@@ -67,11 +67,12 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 # Settings of each session. The language is English, because one driver reports an error only by its
-# sentence. In a deadlock the server ends the session with LOW priority. That is ours, and it tries
-# again.
+# sentence. In a deadlock the server ends the session with LOW priority. This is our session, which
+# tries again.
 SETTINGS = "SET NOCOUNT ON; SET XACT_ABORT ON; SET LANGUAGE us_english; SET DEADLOCK_PRIORITY LOW"
 CATALOG = "SELECT DB_NAME() AS catalog"
-# These are sent without sp_executesql, because a setting or transaction would end with its call.
+# These statements are sent without sp_executesql, because a setting or a transaction would end with
+# the call of sp_executesql.
 ENDS = {"commit", "rollback"}
 DIRECT = {"begin", "set_lock_timeout", "savepoint", "release", *ENDS}
 LEVEL = """/* sqlqueue:level */
@@ -86,9 +87,9 @@ COLLATIONS = "SELECT name FROM sys.fn_helpcollations()"
 NEW_DATABASE = """CREATE DATABASE {name} COLLATE {collation}
 GO
 ALTER DATABASE {name} SET READ_COMMITTED_SNAPSHOT {switch}"""
-CONTEXT = 128  # bytes of context_info
+CONTEXT = 128  # how many bytes context_info can hold
 
-# limits of one INSERT: if it has more than 5,000 locks, the server may lock the whole table
+# limits of one INSERT, because the server may lock the whole table after more than 5,000 locks
 MOST_ROWS = 2000
 MOST_BYTES = 8 << 20
 
@@ -110,7 +111,7 @@ def connect(
 
 
 def open_driver(target: Target, application: str, seconds: int) -> tuple[drivers.Driver, Any]:
-    """Return the driver that has connected, and its connection; raise the package's errors."""
+    """Return the driver that has connected, and its connection. Raises the package's errors."""
     try:
         return drivers.open_session(target, application, seconds)
     except errors.SqlQueueError:
@@ -148,14 +149,14 @@ class Connection(database.Connection):
         )
         self._driver = driver
         self._watchdog = drivers.Watchdog(self._end)
-        self._cursor: Any = None  # of the last statement; it gives up that one with the next
-        self._columns: dict[QueueAddress, dict[str, str]] = {}  # read once in a transaction
+        self._cursor: Any = None  # the cursor of the last statement, used again: see `_executed`
+        self._columns: dict[QueueAddress, dict[str, str]] = {}  # read once in each transaction
         self._secret = target.secret
         self._began = 0.0  # when the last statement was sent, by this process's clock
         self.catalog: str | None = None  # the database's name; known after `prepare`
 
     def prepare(self) -> None:
-        """Make the settings of the session, and read the name of its database."""
+        """Apply the settings of the session, and read the name of its database."""
         self._limit_statements()
         context = f"SET CONTEXT_INFO {context_info(self.application)}"
         result = self._do("connect", f"{SETTINGS}; {context}; {CATALOG}", {})
@@ -171,9 +172,9 @@ class Connection(database.Connection):
 
     def arrow(self, statement: StatementName, *, tables: Tables, **values: int | str) -> pa.Table:
         """
-        Execute a statement and return its rows as an Arrow table; a uuid is 16 bytes.
+        Execute a statement and return its rows as an Arrow table. A uuid is 16 bytes.
 
-        Before a `receive` or a `browse` the sizes of its rows are read, see `cut_step` and
+        Before a `receive` or a `browse` the sizes of the rows are read: see `cut_step` and
         `cut_page`.
         """
         if statement == "receive":
@@ -203,7 +204,7 @@ class Connection(database.Connection):
             limits = {**limits, "first": step["stop"], "messages": MOST_ROWS}
 
     def _browse(self, tables: Tables, limits: dict[str, int]) -> pa.Table:
-        """Read a page; weigh it again if a heavier message was committed since the weighing."""
+        """Read a page. Weigh it again if a heavier message was committed after the weighing."""
         while True:
             rows = self.rows("weigh_page", Size, tables=tables, **limits)
             page = cut_page(rows, most=limits["bytes"], largest=limits["largest"])
@@ -223,7 +224,7 @@ class Connection(database.Connection):
             table = fetch_table(cursor)
             drivers.check_complete(cursor)
             while cursor.nextset():
-                pass  # an error that comes after the rows is raised only here
+                pass  # only this call raises an error that comes after the rows
         return plain_columns(table)
 
     def load(self, queue: QueueAddress, rows: pa.Table) -> None:
@@ -253,7 +254,7 @@ class Connection(database.Connection):
         self._do(f"store {table}", text, {}, values)
 
     def stored_bytes(self, texts: pa.Array) -> pa.Array:
-        # UTF-16 has two bytes for a character, and four for one outside of the first plane
+        # UTF-16 has two bytes for a character of the first plane, and four for any other
         pairs = pc.count_substring_regex(texts, "[\U00010000-\U0010ffff]")
         return pc.multiply(pc.add(pc.utf8_length(texts), pairs), 2)
 
@@ -265,8 +266,8 @@ class Connection(database.Connection):
         return replace(self.names.qualify(address), catalog=address.catalog or self.catalog)
 
     def identities(self, addresses: Sequence[QueueAddress]) -> list[Hashable]:
-        # Only the server knows whether case matters, so it gives each table an identity. If it does
-        # not show a table to this login, the address stands for it.
+        # Only the server knows whether case matters, so it gives each table an identity. If the
+        # server does not show a table to this login, the address is the identity.
         whole = [self.whole(address) for address in addresses]
         distinct = list(dict.fromkeys(whole))
         identities: dict[QueueAddress, Hashable] = {}
@@ -314,7 +315,7 @@ class Connection(database.Connection):
     # ------------------------------------------------------------ the columns of a queue
 
     def _columns_of(self, queue: QueueAddress) -> dict[str, str]:
-        """Return a queue's columns, read once in each transaction; raise QueueNotFound."""
+        """Return a queue's columns, which each transaction reads once. Raises QueueNotFound."""
         if queue not in self._columns:
             columns = self.columns(queue)
             if not columns:
@@ -347,7 +348,7 @@ class Connection(database.Connection):
         # the driver's limit is a second longer, so that the server's lock timeout ends a wait first
         limit = int(self.timeout) + 1
         if self._raw.timeout != limit:
-            self._raw.timeout = limit  # it holds for cursors that are opened after this
+            self._raw.timeout = limit  # holds only for cursors that are opened later
             self._close_cursor()
 
     def _direct(self, statement: str, text: str, values: Mapping[str, Value]) -> Result:
@@ -381,11 +382,12 @@ class Connection(database.Connection):
         self, statement: str, text: str, tables: Tables, values: Mapping[str, Value] | None
     ) -> Iterator[Any]:
         """
-        Execute a text; the block reads from the cursor.
+        Execute a text. The block reads from the cursor.
 
         With `values` the text is sent by sp_executesql. Both drivers prepare a text that has
-        values. If the same cursor then executes another text, the driver releases the prepared one
-        in the same request. With a cursor for each statement this would be a request of its own.
+        values. If the same cursor then executes another text, the driver releases the prepared text
+        in the same request. With a new cursor for each statement, the release would need a request
+        of its own.
         """
         sql = f"/* sqlqueue:{statement} */ {text}"
         bound: tuple[Value, ...] = ()

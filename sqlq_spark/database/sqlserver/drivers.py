@@ -3,15 +3,16 @@ The two Python drivers for SQL Server, with one interface. The first connect imp
 
 mssql-python contains Microsoft's ODBC driver and can return Arrow.
 pyodbc needs unixODBC and "ODBC Driver 18 for SQL Server" (or 17) on the machine.
-No other module distinguishes the two drivers. Where they differ, it asks the cursor what it can do.
+No other module distinguishes the two drivers. Other modules ask the cursor what it can do.
 
 PostgreSQL has a limit for idle transactions, idle_in_transaction_session_timeout. SQL Server has no
 such limit. So a timer of this process, the watchdog, runs beside each transaction. If no statement
-has run for as long as the limit, it ends the session, and the server undoes the transaction.
+has run for as long as the limit, the watchdog ends the session, and the server undoes the
+transaction.
 
-The watchdog has two limits. If the whole process stands still, so does the watchdog. While a
-statement runs, it does nothing, because the driver has a timeout for that. mssql-python holds
-Python's global lock during a fetch, so no thread could end a fetch that hangs.
+The watchdog cannot help in two cases. If the whole process stands still, the watchdog does too.
+While a statement runs, the watchdog does nothing, because the driver has a timeout for statements.
+mssql-python holds Python's global lock during a fetch, so no thread could end a fetch that hangs.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Value
 
 MSSQL_PYTHON, PYODBC = "mssql-python", "pyodbc"
-# the first of these that is installed is used
+# the first of these drivers that is installed is used
 ODBC = ("ODBC Driver 18 for SQL Server", "ODBC Driver 17 for SQL Server")
 
-ODBC_PROVIDER = "msodbcsql18"  # mssql-python's name of Microsoft's ODBC driver
-PROVIDER_VARIABLE = "MSSQL_PYTHON_NATIVE_PROVIDER"  # a user can choose another driver with it
+ODBC_PROVIDER = "msodbcsql18"  # mssql-python's name for Microsoft's ODBC driver
+PROVIDER_VARIABLE = "MSSQL_PYTHON_NATIVE_PROVIDER"  # the user's choice of another driver
 
-# SQL_COPT_SS_ACCESS_TOKEN of Microsoft's ODBC driver, an attribute of the connection
+# the connection attribute SQL_COPT_SS_ACCESS_TOKEN of Microsoft's ODBC driver
 ACCESS_TOKEN = 1256
-# of tokens for SQL Server; the cloud of another country has another one
+# the scope of tokens for SQL Server; national clouds have other scopes
 AZURE_SCOPE = "https://database.windows.net/.default"
 
-# words of a driver that lacks shared libraries
+# words in the error of a driver that lacks shared libraries
 NOT_LOADED = ("Failed to load the driver", "Can't open lib", "Data source name not found")
-# a message with the SQLSTATE of an error; the classes 00 and 01 are no errors
+# the SQLSTATE of an error in a message; SQLSTATEs of the classes 00 and 01 are no errors
 FAULT = re.compile(r"\[(?!0[01])(\w{5})\]")
 
 
@@ -65,7 +66,7 @@ class NotHere(Exception):
 
 
 class Incomplete(Exception):
-    """A result ended early, but the driver raised no error; `args` are the SQLSTATE and a text."""
+    """A result ended early, but the driver raised no error. `args` are the SQLSTATE and a text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,8 +74,8 @@ class Driver:
     """One way to connect."""
 
     open: Callable[[Target, str, int], Any]  # (target, application, seconds) → connection
-    errors: tuple[type[Exception], ...]  # the errors that it raises
-    # sets the types of the values on a cursor, before they are bound
+    errors: tuple[type[Exception], ...]  # the errors that the driver raises
+    # sets on a cursor the types of values before they are bound
     set_types: Callable[[Any, Sequence[Value]], None] = lambda *_: None
 
 
@@ -83,8 +84,8 @@ def open_session(target: Target, application: str, seconds: int) -> tuple[Driver
     Connect with the driver that the url names, or with the first that this machine can load.
 
     Raises:
-        MissingDriver: this machine can load none of them.
-        Exception: one of `Driver.errors`; `errors.read_error` reads it.
+        MissingDriver: this machine can load none of the drivers.
+        Exception: one of `Driver.errors`, which `errors.read_error` reads.
     """
     missing: list[str] = []
     for name, load in candidates(target):
@@ -112,7 +113,7 @@ def candidates(target: Target) -> Iterator[tuple[str, Callable[[], Driver]]]:
     """
     asked = target.driver
     if not asked and target.authentication == "ActiveDirectoryDefault":
-        asked = MSSQL_PYTHON  # the ODBC driver does not know this value
+        asked = MSSQL_PYTHON  # the ODBC driver does not know this authentication
     wanted = asked.lower()
     if wanted in {"", PYODBC}:
         yield PYODBC, lambda: pyodbc(ODBC)
@@ -132,10 +133,10 @@ def mssql_python() -> Driver:
     """
     Load mssql-python without its pool, which would keep transactions open.
 
-    It has two native drivers: Microsoft's ODBC driver, and a new one that was not tested with this
-    package. The new one will become the default, so the ODBC driver is chosen here. A user can
-    choose otherwise with the variable MSSQL_PYTHON_NATIVE_PROVIDER. The choice cannot change after
-    the first connection of the process. Older versions have only the ODBC driver.
+    mssql-python has two native drivers: Microsoft's ODBC driver, and a new one that was not tested
+    with this package. The new one will become the default, so the ODBC driver is chosen here. The
+    variable MSSQL_PYTHON_NATIVE_PROVIDER lets a user choose the other one. The choice cannot change
+    after the first connection of the process. Older versions have only the ODBC driver.
     """
     module = import_driver("mssql_python")
     raised = import_driver("mssql_python.exceptions")
@@ -166,7 +167,7 @@ def pyodbc(names: tuple[str, ...]) -> Driver:
         text = target.connection_string(Driver=name, APP=application[:128])
         return module.connect(text, autocommit=True, timeout=seconds, attrs_before=attributes)
 
-    # Without sizes a text of more than 2,000 characters is sent as ntext. A database refuses that
+    # Without sizes a text of more than 2,000 characters is sent as ntext. A database refuses ntext
     # if its collation has supplementary characters or UTF-8. A size of 0 means (max).
     sizes: dict[type, Any] = {
         str: (module.SQL_WVARCHAR, 0, 0),
@@ -181,10 +182,10 @@ def pyodbc(names: tuple[str, ...]) -> Driver:
 
 def attributes_before(target: Target) -> dict[int, bytes]:
     """
-    Return what both drivers set before they log in: the token, as the ODBC driver takes it.
+    Return the attributes that both drivers set before they log in: the token, for the ODBC driver.
 
-    mssql-python has `token_provider` too. It logs the text of a provider's error, which may hold a
-    secret, and it asks for tokens of one cloud only.
+    mssql-python also has `token_provider`, which is not used. It logs the text of a provider's
+    error, which may hold a secret, and it asks for tokens of one cloud only.
     """
     if not target.token:
         return {}
@@ -193,7 +194,7 @@ def attributes_before(target: Target) -> dict[int, bytes]:
 
 
 def entra_token(url: str) -> str:
-    """Return a token of Microsoft Entra ID. It names its owner, so the url has no user."""
+    """Return a token of Microsoft Entra ID. The token names its user, so the url must not."""
     if Target.parse(url).user:
         expected = "no user in the url or as an option, because a token names its own"
         raise BadOption(option="credentials", found="azure", expected=expected)
@@ -207,8 +208,8 @@ def check_complete(cursor: Any) -> None:  # noqa: ANN401
     """
     Raise Incomplete if a driver has not fetched all rows.
 
-    mssql-python fetches rows in blocks. If the connection breaks between two rows, it returns the
-    rows before the break and raises no error. It only adds a message to its cursor.
+    mssql-python fetches rows in blocks. If the connection breaks between two rows, mssql-python
+    returns the rows before the break and raises no error. It only adds a message to its cursor.
     """
     for state, text in getattr(cursor, "messages", None) or ():
         fault = FAULT.match(state)
@@ -217,7 +218,7 @@ def check_complete(cursor: Any) -> None:  # noqa: ANN401
 
 
 def import_driver(name: str) -> Any:  # noqa: ANN401 - a module without types
-    """Import a driver's module; raise NotHere if it, or a shared library of it, is missing."""
+    """Import a driver's module. Raise NotHere if the module or its shared library is missing."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -228,22 +229,23 @@ def import_driver(name: str) -> Any:  # noqa: ANN401 - a module without types
 
 
 class Watchdog:
-    """Ends one session if its open transaction does nothing for too long; threads may share it."""
+    """Ends one session if its transaction is idle for too long. Threads may share a watchdog."""
 
     def __init__(
         self, end: Callable[[], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._end = end  # closes the session; it is called while no statement runs
+        self._end = end  # closes the session; called only while no statement runs
         self._clock = clock
         self._turn = threading.Lock()  # held by the thread that uses the session
         self._timer: threading.Timer | None = None
-        self._limit: float | None = None  # seconds; None: no transaction is open
+        # seconds for which the open transaction may be idle; None if no transaction is open
+        self._limit: float | None = None
         self._rested = clock()  # when the last statement ended
-        self.ended: float | None = None  # the limit, once the watchdog has ended the session
+        self.ended: float | None = None  # the limit that was reached, if the session was ended
 
     @contextmanager
     def statement(self) -> Iterator[None]:
-        """Stop the watchdog while a statement runs; the driver has a timeout for it."""
+        """Stop the watchdog while a statement runs, for which the driver has a timeout."""
         with self._turn:
             try:
                 yield
@@ -251,7 +253,7 @@ class Watchdog:
                 self._rested = self._clock()
 
     def watch(self, limit: float | None) -> None:
-        """Set how long the transaction may be idle from now on; None: no transaction is open."""
+        """Set how long the transaction may be idle. `limit` is None if no transaction is open."""
         with self._turn:
             if limit == self._limit:
                 return
@@ -263,7 +265,7 @@ class Watchdog:
                 self._start(limit)
 
     def look(self) -> None:
-        """End the session if it was idle for too long; otherwise look again after the rest."""
+        """End the session if it was idle too long. If not, look again at the end of the limit."""
         with self._turn:
             limit = self._limit
             if limit is None or self.ended is not None:

@@ -1,9 +1,9 @@
 """
 Turn a driver's error into the package's error, with the SQL that fixes the problem.
 
-pyodbc reports the SQLSTATE and the server's error number. mssql-python reports neither. It reports
-its own phrase for the SQLSTATE, and the server's sentence. `numbers` finds the number of such a
-sentence. It also says what each number means.
+pyodbc reports the SQLSTATE and the server's error number. mssql-python reports neither: it reports
+its own phrase for the SQLSTATE, and the server's sentence. The module `numbers` finds the number of
+such a sentence. It also says what each number means.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ STATES: dict[str, type[errors.DatabaseFailure]] = {
     "40001": errors.Deadlock,
     "42S02": errors.QueueNotFound,
 }
-# if a number has one of these meanings, the SQLSTATE does not matter
+# if the number of an error means one of these kinds, the SQLSTATE does not matter
 PASSING_KINDS = {
     *(errors.ConnectionLost, errors.ReadOnly, errors.Deadlock, errors.TimedOut),
     *(errors.LockTimedOut, errors.ServerShort, errors.LogFull),
 }
-# texts of a driver that knows no reason for a failure; a statement that timed out in the middle of
-# its result fails so
+# Texts of a driver that knows no reason for a failure. If a statement times out in the middle of
+# its result, the error has such a text.
 NO_REASON = ("The driver did not supply an error!", "Unknown DDBC error")
-# Classes of SQLSTATEs for a wrong message or table: another attempt would fail too. They count only
-# for unknown numbers, because ODBC reports nearly every number of the server as 42000.
+# Classes of SQLSTATEs for a wrong message or table: another attempt would fail too. They are used
+# only for unknown numbers, because ODBC reports nearly every number of the server as 42000.
 LASTING_STATES = ("21", "22", "23", "42", "44")
 
-# numbers for an unknown syntax, function or table; the compatibility level may be too low
+# Numbers for an unknown syntax, function or table: the compatibility level may be too low.
 MAYBE_OLD = {102, 156, 195, 208, 319}
 LEAST_LEVEL = 130
 RAISE_LEVEL = (
@@ -76,7 +76,7 @@ LISTENER = (
 )
 DUPLICATES = {2601, 2627}  # numbers for a key that exists already
 TRIGGERED = {3609, 3616, 3930, 3998}  # numbers for a transaction that a trigger has ended
-# number → the fix; {0} is the queue, {1} its table, {2} a constraint or trigger
+# number → the fix; {0} is the queue, {1} the queue's table, {2} a constraint or trigger
 FIXES = {
     331: "no due message can be moved into {0}, because its table has an enabled trigger. .NET "
     "endpoints cannot move it either. Disable it: ALTER TABLE {1} DISABLE TRIGGER [its name]",
@@ -125,7 +125,8 @@ DENIED_IN_DATABASE = re.compile(r"([A-Z][A-Z ]+) permission denied in database")
 NO_ACCESS = re.compile(
     r'The server principal "(.*)" is not able to access the database "(.*)" under'
 )
-# sentences for statements that create, alter or drop; these need more than a right on one table
+# Sentences for statements that create, alter or drop. Such statements need more than a right on one
+# table.
 DENIED_DDL = re.compile(r".*does not exist or you do not have|User does not have permission")
 
 
@@ -145,7 +146,7 @@ class Failure:
 
 
 def read_error(error: Exception, secret: str = "") -> Failure:
-    """Read an error of either driver; `secret` is replaced in its text."""
+    """Read an error of either driver. If its text contains `secret`, that part is replaced."""
     phrase = str(getattr(error, "driver_error", ""))
     if phrase:
         text = str(getattr(error, "ddbc_error", "") or phrase)
@@ -154,7 +155,7 @@ def read_error(error: Exception, secret: str = "") -> Failure:
         state, text = map(str, error.args[:2])
     else:
         text = str(error)
-        # mssql-python raises a bare RuntimeError if the connection breaks inside of a large value
+        # mssql-python raises a plain RuntimeError if the connection breaks inside a large value
         state = BROKEN if isinstance(error, RuntimeError) else ""
     first = re.split(r" \((-?\d+)\) \(SQL\w+\)", text, maxsplit=1)
     sentence = " ".join(re.sub(r"^(?:\[[^\[\]]*\] ?)+", "", first[0]).split())
@@ -170,7 +171,7 @@ def read_error(error: Exception, secret: str = "") -> Failure:
 
 
 def cut_value(found: re.Match[str]) -> str:
-    """Return the words before a value, and leave the value out."""
+    """Return the words before a value without the value."""
     return f"{found[1] or found[2]} …"
 
 
@@ -180,7 +181,7 @@ def connection_error(
     """
     Return the error for a connection that failed.
 
-    `by_token` says whether the login was by a token of Microsoft Entra ID.
+    `by_token` is True if the login was by a token of Microsoft Entra ID.
     """
     kind = ERRORS_BY_NUMBER.get(failure.number)
     if kind not in {errors.ConnectionLost, errors.ReadOnly, errors.DatabaseNotFound}:
@@ -210,8 +211,8 @@ def statement_error(
     Args:
         failure: what the driver reported.
         place: the statement, and the table because of which it failed.
-        took: seconds until it failed.
-        level: the database's compatibility level; 0: it was not read.
+        took: seconds until the statement failed.
+        level: the database's compatibility level. It is 0 if it was not read.
         triggers: quoted names of the table's triggers, if one of them ended the transaction.
     """
     kind = ERRORS_BY_NUMBER.get(failure.number)
@@ -253,7 +254,7 @@ def missing_right(text: str, place: Place) -> errors.DatabaseFailure:
     is_other = place.statement in OF_SERVER or any(
         words.match(text) for words in (DENIED_IN_DATABASE, NO_ACCESS, DENIED_DDL)
     )
-    # the server may hide the tables of a schema, so its name shows whether it has state tables
+    # the server may hide a schema's tables, so the schema's name shows whether it has state tables
     is_state = schema in {place.state, STATE} or schema.startswith(f"{STATE}_")
     if is_state and not is_other:
         fix = errors.StateRightMissing.fix_of(schema, "")
@@ -273,14 +274,14 @@ def with_fix(failure: Failure, place: Place, triggers: Sequence[str]) -> str:
 
 
 def missing_grant(text: str, place: Place) -> str:
-    """Return the GRANT that is missing; the server's sentence or the statement says which."""
+    """Return the missing GRANT, by the server's sentence or by the rights of the statement."""
     if place.statement in OF_SERVER:
-        # only Azure comes here, where a session cannot change its database, so no USE is written
+        # only Azure raises this, and there a session cannot change its database, so there is no USE
         return "in master: ALTER SERVER ROLE ##MS_ServerStateReader## ADD MEMBER the_login"
     queue = place.queue
     right = NEEDED_RIGHTS.get(place.statement, "SELECT")
     use = f"USE {SQLSERVER.quote_name(queue.catalog)}; " if queue and queue.catalog else ""
-    # a GRANT cannot name a database
+    # a GRANT cannot name a database, so the name has none
     table = SQLSERVER.quote_address(replace(queue, catalog=None)) if queue else place.target
     if denied := DENIED.search(text):
         table = f"{SQLSERVER.quote_name(denied[3])}.{SQLSERVER.quote_name(denied[2])}"

@@ -1,10 +1,10 @@
 """
 How SQL Server explains a statement: by SHOWPLAN_XML.
 
-A plan is at fault if it reads a whole queue, if it sorts or spools bodies, or if it converts
+A plan is wrong if it reads a whole queue, if it sorts or spools bodies, or if it converts
 RowVersion. With a conversion the server cannot use the index. A plan may scan state tables. A scan
-of a queue is allowed if it ends soon. It does so below a TOP if it reads in the order of its index,
-and below a semi join that needs only one row.
+of a queue is allowed if it ends soon. There are two such scans: below a TOP, if the scan reads in
+the order of its index, and below a semi join that needs only one row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sqlq_spark.wire.dialects import DEFAULT_DIALECT
 if TYPE_CHECKING:
     from sqlq_spark.database import Tables
 
-# Shapes of a queue's table → the SQL that changes a new queue so. If the shape's name contains
+# Shape of a queue's table → the SQL that gives a new queue this shape. If the shape's name contains
 # BodyString, the selftest has created the queue with that column.
 SHAPES = {
     "clustered, no index on Expires, no Recoverable": (
@@ -33,8 +33,8 @@ SHAPES = {
 }
 ONLY_PLANS = "SET SHOWPLAN_XML ON"
 EXPLAINED_COLUMNS = ["headers", "body", "expires", "id"]  # columns of a bulk insert
-SORTS = {"load", "divert_large"}  # what keeps bodies in the order in which they were sent
-# the model of the statements casts each parameter to its type, which the variable then has too
+SORTS = {"load", "divert_large"}  # statements that sort bodies, to keep the order of the rows
+# The statements of the default dialect cast each parameter to a type. The variable gets that type.
 CAST = re.compile(r":(\w+)::(\w+)\b(?!\[)")
 TYPES = {"bigint": "bigint", "boolean": "bit", "bytea": "varbinary(8000)", "float8": "float"}
 CONVERTED = re.compile(r"CONVERT_IMPLICIT\(\w+(?:\([^()]*\))?,[^()]*\[RowVersion\]")
@@ -44,7 +44,7 @@ def declare(text: str) -> str:
     """
     Declare the parameters of a text as variables.
 
-    The server does not compile a text inside of sp_executesql, so it is sent without.
+    The server does not compile a text inside sp_executesql, so the text is sent without it.
     """
     casts = dict(CAST.findall(" ".join(Statements.read(DEFAULT_DIALECT).values())))
     declared = ", ".join(
@@ -83,7 +83,7 @@ def _stopped_by_semi_joins(tree: ET.Element) -> set[ET.Element]:
     """
     Return the operators from which a semi join needs only one row.
 
-    These are the second input of the join, and all operators below it.
+    They are the second input of the join, and all operators below that input.
     """
     stopped: set[ET.Element] = set()
     for join in tree.iterfind(".//{*}RelOp[@PhysicalOp='Nested Loops']"):

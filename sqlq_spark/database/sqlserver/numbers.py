@@ -1,13 +1,12 @@
 """
 The server's error numbers that this package knows, and what each one means for a session.
 
-A driver may leave the number out. So each row also has the beginning of the server's sentence,
-which is English in our sessions. The numbers from 51000 on are thrown by statements of this
-package.
+A driver may leave the number out. So each number also has the beginning of the server's sentence,
+which is English in our sessions. Statements of this package throw the numbers from 51000 on.
 
-The rows were compared with the transient errors of Entity Framework Core. Some of those are left
-out, because they belong to features that a table queue does not use: snapshots, tables in memory,
-replication, full text, external scripts and the management of availability groups.
+The numbers were compared with the transient errors of Entity Framework Core. Some of its numbers
+are left out, because they belong to features that a table queue does not use: snapshots, tables in
+memory, replication, full text, external scripts and the management of availability groups.
 """
 
 from __future__ import annotations
@@ -16,11 +15,12 @@ import re
 
 from sqlq_spark import errors
 
-# Matches nothing. It stands for errors of the network, which each driver reports in its own words.
+# This pattern matches nothing. Errors of the network have it, because each driver reports them in
+# its own words.
 NO_MESSAGE = r"(?!)"
 
 # Class of the error → number → beginning of the sentence. The first match counts, so 18401 stands
-# before 18456. The class decides whether another attempt is made, see sessions.py.
+# before 18456. The class decides whether another attempt is made: see sessions.py.
 KNOWN: dict[type[errors.DatabaseFailure], dict[int, str]] = {
     errors.ConnectionLost: {
         # the network
@@ -122,7 +122,7 @@ KNOWN: dict[type[errors.DatabaseFailure], dict[int, str]] = {
         297: r"The user does not have permission to perform this action",
         300: r"[A-Z ]+ permission was denied on object 'server'",
         916: r"The server principal \".*\" is not able to access the database",
-        # errors of DDL; they may also mean that the object does not exist
+        # errors of DDL, which may also mean that the object does not exist
         1088: r"Cannot find the object \".*\" because it does not exist or you do not have",
         3701: r"Cannot drop the .* '.*', because it does not exist or you do not have",
         4902: r"Cannot find the object \".*\" because it does not exist or you do not have",
@@ -162,5 +162,5 @@ SENTENCES = {number: words for rows in KNOWN.values() for number, words in rows.
 
 
 def number_of(text: str) -> int | None:
-    """Return the error number of an English sentence of the server; None: it is not known."""
+    """Return the error number of an English sentence of the server, or None if not known."""
     return next((number for number, words in SENTENCES.items() if re.match(words, text)), None)

@@ -38,7 +38,7 @@ NETWORK_ORDER = [3, 2, 1, 0, 5, 4, 7, 6, 8, 9, 10, 11, 12, 13, 14, 15]
 
 def json_rows(rows: pa.Table) -> str:
     """
-    Return rows as JSON, an array for each row: its number, then its values.
+    Return rows as JSON. Each row is an array: the number of the row, then its values.
 
     A uuid is a text. Bytes are base64, which OPENJSON reads into varbinary.
     """
@@ -90,7 +90,7 @@ def no_rows() -> pa.Table:
 
 
 def is_weighed(page: pa.Table, largest: int) -> bool:
-    """Return whether the browse has left out only bodies of messages above `largest` bytes."""
+    """Whether the browse has left out only bodies of messages with more than `largest` bytes."""
     return not pc.any(pc.less_equal(page["large"], largest)).as_py()
 
 
@@ -102,5 +102,5 @@ def network_order(ids: pa.ChunkedArray) -> pa.Array:
 
 
 def utf16(text: bytes | None) -> str | None:
-    """Decode UTF-16; half of a surrogate pair becomes U+FFFD."""
+    """Decode UTF-16. Half of a surrogate pair becomes U+FFFD."""
     return None if text is None else text.decode("utf-16-le", "replace")

@@ -22,7 +22,7 @@ from sqlq_spark.options.names import MISPLACED
 EXAMPLE = "sqlserver://user@host:1433/database?encrypt=yes"
 
 YES_NO = {"yes": "yes", "true": "yes", "no": "no", "false": "no"}
-# parameter of the url → its values in lower case → the driver's value; None: any text is allowed
+# parameter of the url → its values in lower case → the driver's value; None if any text is allowed
 PARAMETERS: dict[str, dict[str, str] | None] = {
     "encrypt": YES_NO | {"mandatory": "yes", "optional": "no", "strict": "strict"},
     "trustServerCertificate": YES_NO,
@@ -45,7 +45,8 @@ PARAMETERS: dict[str, dict[str, str] | None] = {
     "user": None,
     "password": None,
 }
-# These may come twice, and the last one counts: options of the same names are added to the url.
+# These parameters may come twice, because options of the same names are added to the url. The last
+# value counts.
 LAST_WINS = {"user", "password"}
 MIXED = re.compile("[;&=]")  # separators of parameters in connection strings
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
@@ -57,7 +58,7 @@ class Target:
 
     host: str
     port: int = 1433
-    database: str = ""  # empty: the login's default database
+    database: str = ""  # if empty, the login's default database is used
     user: str = ""
     password: str = field(default="", repr=False)
     encrypt: str = "yes"
@@ -66,7 +67,7 @@ class Target:
     multi_subnet_failover: str = ""
     authentication: str = ""
     driver: str = ""
-    token: str = field(default="", repr=False)  # of Microsoft Entra ID; no part of a url
+    token: str = field(default="", repr=False)  # a token of Microsoft Entra ID, not from the url
 
     @classmethod
     def parse(cls, url: str) -> Self:
@@ -80,7 +81,7 @@ class Target:
         except ValueError:
             raise unreadable from None
         database = parts.path.removeprefix("/")
-        # after such a character a password may follow, as in `/shop;password=…`
+        # a password may follow a separator, as in `/shop;password=…`
         is_mixed = MIXED.search(f"{parts.username or ''}{host or ''}{database}")
         is_misplaced = re.match(MISPLACED, place.partition("://")[2]) is not None
         is_odd = ";" in parts.netloc or "/" in database or "#" in url
@@ -107,14 +108,15 @@ class Target:
 
     @property
     def secret(self) -> str:
-        """What no error may show."""
+        """The token or password, which no error may show."""
         return self.token or self.password
 
     def with_credential(self, credential: str | None) -> Target:
         """
-        Return it with what the option `credentials` gave; unchanged for None.
+        Return the target with a password or token that the option `credentials` gave.
 
-        It is the password of the url's user. Without a user it is a token, which says whose it is.
+        If the url has a user, `credential` is the password of this user. If not, it is a token,
+        which names its user. If it is None, nothing is changed.
         """
         if credential is None:
             return self
@@ -127,7 +129,7 @@ class Target:
         if self.user:
             return replace(self, password=credential)
         if self.encrypt == "no":
-            # whoever reads a token may use it at every database of its owner
+            # somebody who reads a token can use it at every database of the token's user
             raise BadOption(
                 option="url, parameter encrypt",
                 found=self.encrypt,
@@ -136,7 +138,7 @@ class Target:
         return replace(self, token=credential)
 
     def connection_string(self, **more: str) -> str:
-        """Return the driver's connection string; it begins with the parameters of `more`."""
+        """Return the driver's connection string. It begins with the parameters of `more`."""
         login = {"UID": self.user, "PWD": self.password, "Authentication": self.authentication}
         if self.authentication == "Integrated":
             login = {"Trusted_Connection": "yes"}
@@ -170,7 +172,7 @@ def parameters(query: str) -> dict[str, str]:
 
 
 def find_parameter(key: str) -> str:
-    """Return the parameter that a key names in any case; raise an error for another key."""
+    """Return the parameter that a key names, in any case. Raise an error for an unknown key."""
     names = {name.lower(): name for name in PARAMETERS}
     if key.lower() in names:
         return names[key.lower()]
@@ -195,7 +197,7 @@ def read_choice(name: str, text: str) -> str:
 
 
 def decode_part(name: str, text: str) -> str:
-    """Decode a part of the url; refuse control characters."""
+    """Decode a part of the url. Refuse control characters."""
     try:
         plain = unquote(text, errors="strict")
     except UnicodeDecodeError:
@@ -208,5 +210,5 @@ def decode_part(name: str, text: str) -> str:
 
 
 def in_braces(value: str) -> str:
-    """Put a value of a connection string into braces; no character in it can end them."""
+    """Put a value of a connection string into braces, so that no character in it ends them."""
     return "{" + value.replace("}", "}}") + "}"
