@@ -618,7 +618,7 @@ class OwnerNotTrusted(TableRefused):
 
 
 class TableOfOther(TableRefused):
-    """A table that only a header names, or a table of delayed messages, is not its queue owner's."""
+    """A table named only by a header, or one of delayed messages, has not its queue's owner."""
 
     owner: str
     template = (

@@ -414,9 +414,9 @@ def acknowledge_retries(*, received: str | None = None, json: bool = False) -> l
     """
     Report to ServiceControl, as endpoints do, that messages which it returned were processed.
 
-    Select the messages by `is_retried`: `received.where(is_retried()).select(*acknowledge_retries())`.
-    Any other message raises an error. The address of ServiceControl comes from the message, so it is
-    untrusted. A repeated acknowledgement has no effect.
+    Select the messages by `is_retried`, because any other message raises an error:
+    `received.where(is_retried()).select(*acknowledge_retries())`. The address of ServiceControl
+    comes from the message, so it is untrusted. A repeated acknowledgement has no effect.
 
     Returns:
         `body` (empty), `headers`, `queue`.

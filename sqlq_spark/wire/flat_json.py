@@ -167,7 +167,7 @@ class FlatObjects:
         return members
 
     def values_of(self, name: str) -> pa.Array:
-        """Return each row's value of a name: null if absent, the last value if there are several."""
+        """Return each row's value of a name: null if absent, the last one if there are several."""
         members = self.places(name)
         last = np.full(self.rows, -1, np.intp)
         last[self.parents[members]] = members
