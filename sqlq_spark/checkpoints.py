@@ -1,7 +1,8 @@
 """
-Reads files of a checkpoint with Spark, because only Spark may reach them.
+Reads files of a checkpoint with Spark.
 
-They may be in object storage, in HDFS or in a volume. With Spark Connect they are on the server.
+The files may be in object storage, in HDFS or in a volume, and with Spark Connect they are on the
+server. So perhaps only Spark can reach them.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
 
 def open_batch(spark: SparkSession, checkpoint: str) -> int | None:
     """
-    Find the batch that a query has planned and not committed. Its next start repeats that batch.
+    Find the batch that a query has planned and not committed. The query's next start repeats it.
 
     Args:
-        spark: a session, classic or Spark Connect, that reaches the checkpoint.
+        spark: a session, classic or Spark Connect, that can read the checkpoint.
         checkpoint: the query's checkpointLocation, on any storage that Spark reads.
 
     Returns:
@@ -39,13 +40,13 @@ def open_batch(spark: SparkSession, checkpoint: str) -> int | None:
 
 
 def newest(files: list[str] | None) -> int:
-    """Return the last batch that the files of a log name; -1 if there is none."""
+    """Return the number of the last batch in a log, whose files are named by numbers; or -1."""
     names = (path.rpartition("/")[2] for path in files or ())
     return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
 def read_text(spark: SparkSession, path: str) -> str:
-    """Read the text of a file, or of a folder; "" if it does not exist or is unfinished."""
+    """Return the text of a file, or of a folder's files; "" if there is none or it is empty."""
     return "".join(read_files(spark, path, "text", "value") or ()).strip()
 
 
@@ -53,14 +54,15 @@ def read_files(
     spark: SparkSession, path: str, kind: str = "binaryFile", column: str = "path"
 ) -> list[str] | None:
     """
-    Return a column of the files in a folder, by default their paths; None if it does not exist.
+    Read the files in a folder, and return one column: by default the paths of the files.
 
-    Spark lists no empty file, and none whose name begins with a dot or an underscore.
+    Returns None if the folder does not exist. Spark lists no empty file, and no file whose name
+    begins with a dot or an underscore.
     """
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - an extra
 
     files = spark.read.format(kind).option("wholetext", True)  # noqa: FBT003 - Spark's
-    literal = re.sub(r"([\\*?\[\]{}])", r"\\\1", path)  # otherwise Spark reads wildcards in it
+    literal = re.sub(r"([\\*?\[\]{}])", r"\\\1", path)  # otherwise these would be wildcards
     try:
         return [str(row[0]) for row in files.load(literal).select(column).collect()]
     except AnalysisException as error:

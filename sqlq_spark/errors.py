@@ -2,9 +2,9 @@
 The errors of this package, grouped by their subjects; SqlQueueError is the root of all.
 
 Every message says what failed, where, what was found, and how to fix it.
-No fact may contain a password: callers remove passwords from urls first.
-Some facts contain names and texts of other people. The text of an error shows them without control
-characters.
+The facts of an error are the values in its text. No fact may contain a password: callers remove
+passwords from urls first. Some facts contain names and texts of untrusted people. The text of an
+error shows facts without control characters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, dataclass_transform
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# the options that a template contains in braces, see `describe`
+# Options whose names are in braces in some templates. `describe` fills in the option or the flag.
 NAMED_OPTIONS = (
     "queryTimeout",
     "stateSchema",
@@ -64,7 +64,7 @@ class SqlQueueError(Exception):
     template = "{reason}"
 
     if TYPE_CHECKING:
-        # for type checkers: the arguments of the root, and of a class that declares no fields
+        # For type checkers: the arguments of this class, and of subclasses without fields.
         def __init__(self, *, reason: str = "") -> None: ...
 
     else:
@@ -82,10 +82,10 @@ class SqlQueueError(Exception):
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Self:
         """
-        Return an error with those of the facts that are its fields.
+        Return an error of this class. Facts that are no fields of the class are ignored.
 
         Raises:
-            KeyError: a field is not among the facts.
+            KeyError: a field of the class is not among the facts.
         """
         return cls(**{name: facts[name] for name in cls.fields()})
 
@@ -93,7 +93,7 @@ class SqlQueueError(Exception):
         return self.describe({})
 
     def describe(self, spelled: Mapping[str, str]) -> str:
-        """Return the text; `spelled` maps an option's name to the flag of a command."""
+        """Return the text. `spelled` maps the name of an option to the flag of a command."""
         facts = {name: spelled.get(name, name) for name in NAMED_OPTIONS} | vars(self)
         if "option" in facts:
             facts["option"] = spelled.get(facts["option"], facts["option"])
@@ -120,7 +120,7 @@ class BadOption(BadInput):
 
 
 class UnknownOption(BadInput):
-    """An option is not known, but its name is similar to a known one."""
+    """An option is not known, but its name is similar to the name of a known option."""
 
     option: str
     near: str
@@ -128,7 +128,7 @@ class UnknownOption(BadInput):
 
 
 class MisplacedOption(BadInput):
-    """An option of a write was set on a read, or the reverse. It would have no effect."""
+    """An option of a write was set on a read, or an option of a read on a write."""
 
     option: str
     given: str
@@ -137,7 +137,7 @@ class MisplacedOption(BadInput):
 
 
 class OptionOfOtherSource(BadInput):
-    """An option of Spark's Kafka, JDBC or Pub/Sub source or sink. It would have no effect."""
+    """An option of Spark's Kafka, JDBC or Pub/Sub connector was set. It would have no effect."""
 
     option: str
     instead: str
@@ -153,7 +153,7 @@ class MissingOption(BadInput):
 
 
 class OptionsOfTable(BadInput):
-    """CREATE TABLE has OPTIONS. Spark stores them, even a password, but never passes them on."""
+    """CREATE TABLE has OPTIONS. Spark stores these, but passes them to no read or write."""
 
     options: str
     template = (
@@ -193,7 +193,7 @@ class BadMessage(BadInput):
 
 
 class MissingPackage(SqlQueueError):
-    """An optional package is not installed. An extra of this package installs it."""
+    """An optional package is not installed. An extra of sqlq-spark installs it."""
 
     package: str
     extra: str
@@ -248,7 +248,7 @@ class ConnectionUnclear(NotReachable):
     """
     No connection could be opened, and the reason is unclear.
 
-    The server's sentence is not known, for example because it is in another language.
+    The server's error text is not known, for example because it is in another language.
     """
 
     template = (
@@ -267,7 +267,7 @@ class LoginRefused(DatabaseFailure):
 
 class LoginUnclear(LoginRefused):
     """
-    The server refused this login, its database or its token; the driver does not say which.
+    The server refused the login, the database or the token. The driver does not say which.
 
     Another attempt may succeed, because the cause may be a failover.
     """
@@ -294,7 +294,7 @@ class CredentialsFailed(DatabaseFailure):
 
 
 class ServerNotVerified(DatabaseFailure):
-    """The server did not show a certificate for the host's name that this machine trusts."""
+    """The server's certificate is not for the host's name, or this machine does not trust it."""
 
     server: str
     reason: str
@@ -322,7 +322,7 @@ class ConnectionLost(DatabaseFailure):
 
 
 class ReadOnly(ConnectionLost):
-    """The server accepts no writes. It may be a standby, and another host the primary."""
+    """The server accepts no writes. It may be a standby, while another host is the primary."""
 
     fix: str
     template = "{statement} was refused: {reason}. {fix}"
@@ -337,7 +337,7 @@ class Deadlock(DatabaseFailure):
 
 
 class ReceiptExists(DatabaseFailure):
-    """Another attempt of the same task has written its receipt. The task may run again."""
+    """Another attempt of the same task has written the task's receipt. The task may run again."""
 
     statement: str
     reason: str
@@ -390,7 +390,7 @@ class RightMissing(DatabaseFailure):
 
 
 class StateRightMissing(RightMissing):
-    """The login may not use a state schema: it is another team's, or the login lacks a role."""
+    """The login may not use a state schema. It is another team's, or the login lacks a role."""
 
     template = (
         "{reason} (statement {statement}). The state schema is another team's, or this login lacks "
@@ -400,9 +400,9 @@ class StateRightMissing(RightMissing):
     @staticmethod
     def fix_of(schema: str, roles: str) -> str:
         """
-        Return what the user should do; `roles` are roles of the schema's team, or empty.
+        Return what the user should do. `roles` names roles of the schema's team, or is empty.
 
-        It proposes no GRANT, because a GRANT would give access to all state of another team.
+        The text proposes no GRANT, because a GRANT would give access to all state of another team.
         """
         return (
             f"Set the option stateSchema to your team's schema instead of {clean(schema)}, or ask "
@@ -443,7 +443,7 @@ class DatabaseTooOld(DatabaseFailure):
 
 
 class StatementPooling(DatabaseFailure):
-    """A pooler assigns a server session for one statement only. Nothing was changed."""
+    """A pooler gives each statement another session of the server. Nothing was changed."""
 
     server: str
     reason: str
@@ -472,7 +472,7 @@ class LogFull(ServerShort):
 
 
 class StatementRefused(StatementFailed):
-    """The message or the table causes the error, so another attempt would fail too."""
+    """A message or a table causes the error, so another attempt would fail too."""
 
 
 # ---------------------------------------------------------------- queues and messages
@@ -576,7 +576,7 @@ class SubscriberLost(SubscriberUnreachable):
 
 
 class QueueNotWritable(DatabaseFailure):
-    """A message cannot be forwarded: this login cannot send to its destination."""
+    """A message cannot be forwarded, because this login cannot insert into its destination."""
 
     queue: str
     server: str
@@ -586,7 +586,7 @@ class QueueNotWritable(DatabaseFailure):
     )
 
 
-# the advice for a session of a superuser
+# the advice if the session has the rights of a superuser
 USE_AN_ORDINARY_LOGIN = (
     "This login has the rights of a superuser, so it trusts only superusers and the roles of that "
     "setting. Use an ordinary login with the operator's role. "
@@ -618,7 +618,7 @@ class OwnerNotTrusted(TableRefused):
 
 
 class TableOfOther(TableRefused):
-    """A table that only a header names, or a table of delayed messages, has another owner."""
+    """A table named only by a header, or one of delayed messages, has not its queue's owner."""
 
     owner: str
     template = (
@@ -640,7 +640,7 @@ class DestinationLocked(DatabaseFailure):
 
 
 class DestinationChanged(DatabaseFailure):
-    """A table was replaced or altered while it was used. Nothing was done."""
+    """A table was replaced or altered while this session used it. Nothing was done."""
 
     queue: str
     template = (
@@ -650,7 +650,7 @@ class DestinationChanged(DatabaseFailure):
 
 
 class RowsHeld(DatabaseFailure):
-    """Open transactions of other sessions hold the ids or seqs of rows that are inserted."""
+    """Open transactions of other sessions hold ids or seqs of the rows to insert."""
 
     queue: str
     attempts: int
@@ -668,7 +668,7 @@ class MessageTooLarge(DatabaseFailure):
     queue: str
     seq: int
     size: int  # bytes
-    counted: str  # the counted parts: "headers and body", or "headers"
+    counted: str  # the parts whose bytes are counted: "headers and body", or "headers"
     option: str  # the option that sets the limit
     largest: int  # bytes
     template = (
@@ -704,7 +704,7 @@ class QueueUnquoted(DatabaseFailure):
 
 
 class MessageChanged(DatabaseFailure):
-    """A message changed between the look at it and its return. Its batch was not returned."""
+    """A message changed after the command had read it. Its batch was not returned."""
 
     row: int
     queue: str
@@ -786,7 +786,7 @@ class StateOfOther(DatabaseFailure):
 
 
 class StateChanged(StatementRefused):
-    """A column of the state tables is missing: another release changed them meanwhile."""
+    """A column of the state tables is missing, because another release changed the tables."""
 
     template = (
         "{statement} failed with error {code}: {reason}. The state tables lack a column of their "
@@ -835,7 +835,7 @@ class ReceiptSettled(SqlQueueError):
 
 
 class ReceiptRefused(SqlQueueError):
-    """A receipt names a queue from which its login may not receive. Nothing was returned."""
+    """The login that wrote a receipt may not receive from its queue. Nothing was returned."""
 
     receipt: str
     login: str
@@ -991,7 +991,7 @@ class CheckpointIncomplete(CheckpointFailure):
 
 
 class QueueReadTwice(SqlQueueError):
-    """Two streams of one Spark query read one queue. The second one received nothing."""
+    """Two streams of one Spark query read the same queue. The second one received nothing."""
 
     query: str | None
     queue: str
@@ -1025,7 +1025,7 @@ class ChunksMissing(SqlQueueError):
 
 
 class NothingToSettle(SqlQueueError):
-    """A batch has no receipts that could be settled together with its sends. Nothing was sent."""
+    """A batch has no receipts to settle in the transaction that sends. Nothing was sent."""
 
     query: str | None
     schema: str

@@ -1,9 +1,9 @@
 """
 The oldest versions of Python, pyspark, pyarrow and Java that this package works with.
 
-pip checks versions when it installs. A cluster can load the package without pip, so the data source
-checks them again.
-Every Python 3 can import this module, and it imports no package that may be missing.
+pip checks versions when it installs. A cluster can load sqlq_spark without pip, so the data source
+checks the versions again. This module can be imported by every Python 3, and it imports no package
+that may be missing.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from importlib import metadata
 
 from sqlq_spark.errors import MissingPackage, SqlQueueError, UnsupportedVersion
 
-# The same as in pyproject.toml; a test compares them.
+# These are the versions in pyproject.toml. A test compares them.
 OLDEST = {"Python": "3.11", "pyspark": "4.0", "pyarrow": "18.0"}
 OLDEST_JAVA = 17
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Give the numbers a version begins with: (4, 0) of `4.0.0.dev1`."""
+    """Return the first two numbers of a version: (4, 0) of `4.0.0.dev1`."""
     return tuple(int(each) for each in re.findall(r"\d+", version)[:2])
 
 
 def check_versions(*packages: str) -> None:
     """
-    Compare Python and these packages with what is needed.
+    Compare the versions of Python and of `packages` with OLDEST.
 
     Raises:
-        UnsupportedVersion: Python or one of these packages is too old.
-        MissingPackage: one of them is missing.
+        UnsupportedVersion: Python or one of the packages is too old.
+        MissingPackage: one of the packages is missing.
     """
     versions = {"Python": ".".join(map(str, sys.version_info[:3]))}
     for package in packages:
-        # To import pyarrow takes 0.2 s, and not every process of Spark needs it.
+        # Do not import a package for this. To import pyarrow takes 0.2 s, and not every process of
+        # Spark needs it.
         loaded = sys.modules.get(package)
         try:
             versions[package] = str(loaded.__version__) if loaded else metadata.version(package)
@@ -69,7 +70,7 @@ def check_java() -> None:
     Look for the Java that Spark would start.
 
     Raises:
-        NoJava: there is none, or it is too old.
+        NoJava: Java is missing, or too old.
     """
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java")

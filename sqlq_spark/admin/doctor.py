@@ -46,7 +46,7 @@ log = logging.getLogger("sqlq_spark")
 OLD_TRANSACTION = 600.0  # seconds
 # A stream that holds receipts and was not seen for this time is a finding.
 UNSEEN = 86_400.0  # seconds
-# After one of these findings nothing more of a state schema is read.
+# Names of findings. After one of them the checks read nothing more of that state schema.
 UNUSABLE = {"state", "state_owner", "state_right", "state_table"}
 # What to do about state tables that cannot be used. {0} is their schema.
 STATE_FIXES: dict[type[errors.DatabaseFailure], str] = {
@@ -54,7 +54,7 @@ STATE_FIXES: dict[type[errors.DatabaseFailure], str] = {
     errors.StateTooOld: (
         "stop the queries, see that receipt and staging are empty, and drop the schema"
     ),
-    # On the public index somebody else may have a package of this name.
+    # Not from the public index, where somebody else may have a package of this name.
     errors.StateTooNew: "in the folder of the clone: git pull && pip install '.[spark]'",
 }
 
@@ -74,7 +74,7 @@ def run_all_checks(
         connection: the session.
         queues: the queues to check.
         warn_if_shared: whether to warn if an endpoint seems to own a queue that a stream reads.
-        unnamed: those of the queues that nobody named. They are read only if that is safe.
+        unnamed: those of `queues` that the user did not name. They are read only if that is safe.
         states: the state schemas to check; by default the connection's.
     """
     if states is None:
@@ -102,15 +102,15 @@ def of_any_queue(
     """
     Check a queue that may be missing, locked or not permitted. No transaction may be open.
 
-    A queue that must not be used is not read. If nobody named the queue, a missing right is only a
-    note, because the login may have nothing to do with it. Then the check also waits only for a
-    short time for a lock.
+    A queue that must not be used is not read. If the user did not name the queue, a missing right
+    is only a note, because this login may not need the queue. Then the wait for a lock is also
+    short.
 
     Args:
         connection: the session.
         queue: the queue.
-        is_named: whether somebody named the queue.
-        is_shared: whether to look for an endpoint that owns it, because a stream reads it.
+        is_named: whether the user named the queue.
+        is_shared: whether a stream reads the queue. If so, look for an endpoint that owns it too.
     """
     printed = connection.printed(queue)
     try:
@@ -128,7 +128,7 @@ def of_any_queue(
             raise
         findings = [queue_checks.unreadable(printed, error)]
         if isinstance(error, errors.RightMissing | errors.NotAQueue | errors.TableRefused):
-            # The catalogue shows everything that is missing. The error names only the first.
+            # The error names only the first thing that is missing. The catalogue shows all.
             with transaction(connection):
                 shown = queue_checks.of_table(connection, queue)
                 shown += queue_checks.of_delayed(connection, queue)
@@ -152,10 +152,10 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
     Log the problems of the queues of a starting stream. No transaction may be open.
 
     Raises:
-        BadOption: two names in the options are of one queue.
-        QueueNotFound, TableRefused: the error queue would take no poison message.
-        NotAQueue: a queue is not a plain table, so that rows could exist outside of receipts. Or a
-            column has another type than the transport's.
+        BadOption: two names in the options name the same queue.
+        QueueNotFound, TableRefused: no poison message could be moved into the error queue.
+        NotAQueue: a queue is not a plain table, or a column has another type than the
+            transport's. Receipts are safe only with plain tables.
         MoveRefused: delayed messages that are due could not be moved into their queue.
     """
     check_spellings(connection, options)
@@ -207,7 +207,7 @@ def of_server(connection: Connection, *, older: float = OLD_TRANSACTION) -> list
     Check the server, and find transactions that are open for more than `older` seconds.
 
     No transaction of this connection may be open. A login that may not see the sessions of others
-    gets a note. In the small tiers of Azure a right of the database is not enough to see them.
+    gets a note. In the small tiers of Azure, no right that a database grants is enough for that.
     """
     notes: list[Finding] = []
     limit = float(connection.timeout)
@@ -235,11 +235,11 @@ def of_states(
     connection: Connection, states: Collection[str]
 ) -> tuple[list[Finding], dict[str, str]]:
     """
-    Check state schemas and their streams, which only logins that receive may see.
+    Check state schemas and their streams. Only logins that receive may see the streams.
 
     Returns:
-        The findings; and the names of the queues that streams read, each with a state schema whose
-        stream reads it.
+        The findings. And by the name of each queue that a stream reads, the state schema of such a
+        stream.
     """
     found: list[Finding] = []
     names: dict[str, str] = {}
@@ -311,7 +311,7 @@ def missing_parts(connection: Connection) -> list[Finding]:
     """
     Find state tables and indexes that are missing although others are there.
 
-    `sqlqueue install` does not create them.
+    `sqlqueue install` creates the tables only where there are none, so it does not repair this.
     """
     there = {*connection.values("state_parts")}
     parts = state_parts(connection) if there else {}
@@ -396,7 +396,7 @@ def queues_of_streams(
 def subscriptions_of(
     connection: Connection, table: QueueAddress, queue: QueueAddress
 ) -> list[Subscription]:
-    """Return the subscriptions of a queue, however they spell it, in the open transaction."""
+    """Return a queue's subscriptions, in any spelling of its address, in the open transaction."""
     if not connection.columns(table):
         return []
     found = list_subscriptions(connection, table)
@@ -406,9 +406,10 @@ def subscriptions_of(
 
 def of_subscriptions(connection: Connection, table: QueueAddress) -> list[Finding]:
     """
-    Find subscribers whose queue is gone. A publisher of NServiceBus fails if there is any.
+    Find subscribers whose queue is gone. If there is one, publishers of NServiceBus fail.
 
-    The table may be absent, and not every login may read it. No transaction may be open.
+    The table may be absent, or this login may not be allowed to read it. No transaction may be
+    open.
     """
     where = connection.printed(table)
     try:
@@ -439,7 +440,7 @@ def of_subscriptions(connection: Connection, table: QueueAddress) -> list[Findin
 def topics_by_subscriber(
     connection: Connection, table: QueueAddress
 ) -> dict[tuple[str, str], list[str]]:
-    """Return the topics of each endpoint and queue's address; {} if the table is missing."""
+    """Return topics by endpoint and queue's address; {} if the subscription table is missing."""
     topics: dict[tuple[str, str], list[str]] = {}
     if connection.columns(table):
         for subscription in list_subscriptions(connection, table):
@@ -451,7 +452,7 @@ def topics_by_subscriber(
 def find_lost_queues(
     connection: Connection, addresses: Collection[str]
 ) -> dict[str, errors.SqlQueueError]:
-    """Find the addresses that name no queue, and why."""
+    """Return the addresses that name no queue, each with the reason."""
     parsed: dict[str, QueueAddress] = {}
     reasons: dict[str, errors.SqlQueueError] = {}
     for address in addresses:
@@ -470,7 +471,7 @@ def find_lost_queues(
 def lost_subscriber(
     table: str, endpoint: str, address: str, topics: Sequence[str], reason: errors.SqlQueueError
 ) -> Finding:
-    """Return the finding for a subscriber whose queue is gone; what the table has is untrusted."""
+    """Return the finding for a subscriber whose queue is gone. All texts are untrusted."""
     found = (
         f"endpoint {endpoint} is subscribed to {', '.join(topics)} with the queue {address}, "
         f"and every publisher of this fails: {reason}"

@@ -24,7 +24,7 @@ def quantity(how_many: int, what: str) -> str:
 
 
 def part(how_many: int, total: int, what: str) -> str:
-    """Return a part of a number: `1 of 2,000 messages`, `1 of 1 message`."""
+    """Return how many of a total: `1 of 2,000 messages`, `1 of 1 message`."""
     return f"{how_many:,} of {quantity(total, what)}"
 
 
@@ -77,10 +77,11 @@ def plain(value: object) -> str:
 
 def escape_unencodable() -> None:
     r"""
-    Let no character of the output end the process, which may have committed something.
+    Make sure that no character ends the process, which may have committed something.
 
     Windows writes into a file in an encoding that lacks most characters. A character that the
-    encoding lacks is printed as `\u0142`. An answer that cannot be read does not count as a yes.
+    encoding lacks is printed as an escape, for example `\u0142`. In input, bytes that cannot be
+    decoded are replaced, so such an answer to a question does not count as a yes.
     """
     for stream, errors in (
         (sys.stdin, "replace"),
@@ -120,7 +121,7 @@ class Cell(NamedTuple):
 def make_cell(
     value: object, form: Callable[[Any], str] = plain, about: str = "", mark: str = ""
 ) -> Cell:
-    """Return the cell of a value. `about` stands before a value that is known."""
+    """Return the cell of a value: `-` if it is None, or else the value with `about` before it."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return Cell("-" if value is None else about + form(value), is_number, mark)
 
@@ -131,11 +132,11 @@ class ShownColumn:
 
     name: str
     path: str = ""  # the path of the row's attribute, as `depth.messages`; by default the name
-    form: Callable[[Any], str] = plain  # formats a value that is known
+    form: Callable[[Any], str] = plain  # formats a value that is not None
     only: str = ""  # the views that have the column; by default all
     key: str = ""  # the name in JSON; by default `name`
-    estimated: str = ""  # the path of a flag: whether the number is an estimate
-    mark: str = ""  # the path of the cell's mark; where it is None the mark is `ok`
+    estimated: str = ""  # the path of the row's flag that says whether the number is an estimate
+    mark: str = ""  # the path of the cell's mark; if the row has None there, the mark is `ok`
 
     def value(self, row: object) -> Any:  # noqa: ANN401 - a row of any class
         """Return the row's value; None if the value or an object on its path is None."""
@@ -148,8 +149,8 @@ class ShownColumn:
         )
 
 
-def follow(row: object, path: str) -> Any:  # noqa: ANN401 - as above
-    """Follow a path of attributes. Return None if one of them is None."""
+def follow(row: object, path: str) -> Any:  # noqa: ANN401 - a row of any class
+    """Return the attribute at the end of a path of attributes; None if one of them is None."""
     for name in path.split("."):
         row = None if row is None else getattr(row, name)
     return row

@@ -1,4 +1,4 @@
-"""The messages of a queue, for people and for a return to source. Locks and deletes nothing."""
+"""Reads the messages of a queue, for people and for a return to source. Locks nothing."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class StoredMessage:
     """A message of a queue, read from a row of QUEUE_ROW."""
 
     id: str
-    headers: dict[str, str | None] | None  # None: they cannot be read, so the message is poison
-    corrupt_headers: str | None
+    headers: dict[str, str | None] | None  # None if they cannot be read: the message is poison
+    corrupt_headers: str | None  # the text of headers that cannot be read
     body: bytes | None  # some old writers wrote null
     seq: int
     expires: datetime | None  # with its zone, UTC
@@ -30,7 +30,7 @@ class StoredMessage:
 def list_messages(
     connection: Connection, queue: QueueAddress, *, limit: int
 ) -> Iterator[StoredMessage]:
-    """Read the lowest messages of a queue, in the order of seq, each page in a transaction."""
+    """Read at most `limit` messages of a queue, lowest seq first, each page in a transaction."""
     for page in read_all_pages(connection, queue):
         for row in page.slice(0, limit).to_pylist():
             yield to_message(row)

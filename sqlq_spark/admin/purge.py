@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 BATCH = 10_000  # messages, as in the transport
-# A batch that deadlocks with an endpoint is tried so often, with pauses of 2 s in total.
+# How often a batch that deadlocks with an endpoint is tried. The pauses are 2 s in total.
 ATTEMPTS = 5
 
 
@@ -35,13 +35,13 @@ def purge_parts(
     recorded: bool = False,
 ) -> Iterator[int]:
     """
-    Delete the messages that waited when a queue was measured, batch by batch, the lowest first.
+    Delete the messages that waited when `depth` was measured, batch by batch, lowest seq first.
 
     Each batch has its own transaction, so an interrupted purge has deleted whole batches. The
     purge waits for messages that others have locked. Messages sent after the measurement stay.
 
-    Batches are ranges of seqs of even width. A batch has about `batch` messages, if the seqs have
-    no gaps. With `recorded` each batch writes an entry into the audit trail.
+    All batches are ranges of seqs of the same width. A batch has about `batch` messages, if the
+    seqs have no gaps. If `recorded`, each batch writes an entry into the audit trail.
 
     Returns:
         How many messages each batch deleted, after its commit.
@@ -81,7 +81,7 @@ def _delete(
     recorded: bool = False,
     **values: Value,
 ) -> int:
-    """Delete one batch in a transaction, and try again after a deadlock; return its messages."""
+    """Delete one batch in a transaction; return how many messages. A deadlock is tried again."""
     import stamina  # noqa: PLC0415 - see cli
 
     for attempt in stamina.retry_context(on=Deadlock, attempts=ATTEMPTS, timeout=None):

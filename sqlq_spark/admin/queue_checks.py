@@ -2,8 +2,8 @@
 Checks one queue: its locks, its table, its lowest and delayed messages, and its owner.
 
 The rules for tables are in checks.sql of each dialect: each row of `check_queue` and
-`check_delayed` is a finding. The rules for messages are here. The checks only read. They do so in
-the transaction that the caller has open.
+`check_delayed` is a finding. The rules for messages are here. The checks only read, in the
+transaction that the caller has open.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
 
 
-# A transaction that has messages locked for longer than this is a finding.
+# A transaction that has held locks on messages for longer than this is a finding.
 HELD = 60.0  # seconds
-# Longer headers of a message are a finding.
+# A message whose headers are longer than this is a finding.
 LONG_HEADERS = 1 << 20  # bytes
-# The number of lowest messages whose headers are read.
+# The headers of this many messages are read, those with the lowest seqs.
 LOWEST = 50
-# The statement returns this much of a message's headers.
+# The statement cuts a message's headers after this many characters.
 CUT = 65_536  # characters
-# A name or a literal of SQL, or a word of a shell. One that is not closed goes to the end of the
-# text.
+# A quoted name or literal of SQL, or a quoted word of a shell. If its end quote is missing, it
+# reaches to the end of the text.
 IN_QUOTES = re.compile(r"""'[^']*(?:'|\Z)|"[^"]*(?:"|\Z)|\[(?:[^\]]|\]\])*+(?:\]|\Z)""")
 FIX_POISON = "set errorQueue on the stream, which moves them aside; .NET endpoints do it alone"
 FIX_POISON_OF_FAILURES = (
@@ -55,7 +55,7 @@ MOVED_INTO = {"move_trigger", "move_foreign_key", "move_check"}
 class Finding:
     """A problem or a note: a row of a check in checks.sql, and where it was found."""
 
-    where: str = ""  # a queue's address, or the server; no column
+    where: str = ""  # a queue's address, or the server; not a column of the check's row
     name: str
     severity: Severity
     found: str
@@ -70,13 +70,13 @@ class Finding:
         """
         Return the lines of the fix, without control characters.
 
-        A line break in quotes belongs to a name. What follows it is no statement of its own.
+        A line break in quotes is part of a name, so it does not begin a new line of the fix.
         """
         return [clean(line) for line in IN_QUOTES.sub(_clean_part, self.fix).splitlines()]
 
     @property
     def rank(self) -> int:
-        """Return the place of its severity, 0 for the worst."""
+        """Return the rank of the finding's severity, 0 for the worst."""
         return get_args(Severity).index(self.severity)
 
 
@@ -87,17 +87,18 @@ def _clean_part(part: re.Match[str]) -> str:
 @dataclass(frozen=True, slots=True)
 class Lowest:
     """
-    One of the lowest messages of a queue that expires.
+    A message that expires, one of the lowest messages of its queue.
 
-    Each row also has facts about all of the lowest messages.
+    `last`, `seq` and `bytes` are about all of the lowest messages, so they are the same in each
+    row.
     """
 
-    last: int | None  # the highest seq of the queue; None: the queue is empty
-    expires: datetime | None  # None: no message expires, and this is the only row
+    last: int | None  # the highest seq of the queue; None if the queue is empty
+    expires: datetime | None  # None if no message expires: then this is the only row
     sent: str | None  # the header TimeSent
     lives: str | None  # the header TimeToBeReceived
-    seq: int | None  # of the message with the largest headers
-    bytes: int | None  # the size of these headers
+    seq: int | None  # the seq of the message with the largest headers
+    bytes: int | None  # the size of the largest headers
 
 
 # ---------------------------------------------------------------- queues that are not read
@@ -105,17 +106,18 @@ class Lowest:
 
 def blockers(connection: Connection) -> dict[str, list[Finding]]:
     """
-    Find transactions that have locked tables of this database, or have messages locked for long.
+    Find transactions that have locked a whole table, or have locked messages for a long time.
 
-    It reads only the catalogue, and waits for no lock. No transaction may be open.
+    This reads only the catalogue, and waits for no lock. No transaction of this connection may be
+    open.
 
     Returns:
-        By the queue's address for people, the findings about it.
+        The findings about each queue, by the queue's address for people.
     """
     locks: dict[str, list[Finding]] = {}
     try:
         transactions = connection.rows("blockers", Blocker, seconds=HELD)
-    except errors.RightMissing:  # in the small tiers of Azure; `check_server` reports it
+    except errors.RightMissing:  # in the small tiers of Azure; `check_server` reports the right
         return locks
     for blocker in transactions:
         queue = connection.printed(blocker.address)
@@ -168,11 +170,11 @@ def of_queue(
     check_types(connection, queue)
     where = connection.printed(queue)
     lowest = connection.rows("check_rows", Lowest, tables={"queue": queue})
-    facts = lowest[0]  # those of the queue are the same in each row
+    facts = lowest[0]  # the facts about the queue are the same in each row
     expiring = [message for message in lowest if message.expires is not None]
     found = of_table(connection, queue, last=facts.last, expiring=bool(expiring))
     found += short_lifetimes(where, expiring, peek_delay)
-    if facts.bytes is not None and facts.bytes > LONG_HEADERS:  # streams hold them in memory
+    if facts.bytes is not None and facts.bytes > LONG_HEADERS:  # streams hold headers in memory
         finding = Finding(
             where=where,
             name="long_headers",
@@ -191,8 +193,8 @@ def of_table(
     """
     Check a queue's table in the catalogue, which any login may read.
 
-    `last` is the highest seq, if it is known. `expiring` says whether messages expire. There are
-    no findings if the table does not exist.
+    `last` is the highest seq, or None if it is not known. `expiring` says whether messages expire.
+    There are no findings if the table does not exist.
     """
     printed = connection.printed(queue)
     quoted = connection.names.quote_address(queue)
@@ -209,7 +211,7 @@ def of_table(
 
 
 def of_delayed(connection: Connection, queue: QueueAddress) -> list[Finding]:
-    """Check a queue's table of delayed messages in the catalogue. It may be missing."""
+    """Check a queue's table of delayed messages, if there is one, in the catalogue."""
     printed = queue_sizes.delayed_name(connection, queue)
     if printed is None:
         return []
@@ -246,9 +248,10 @@ def _without_grants(
 
 def of_trust(connection: Connection, queue: QueueAddress) -> list[Finding]:
     """
-    Report why a queue that may be read cannot be received from, or not be named by messages.
+    Report why streams cannot receive from a readable queue, or why messages must not name it.
 
-    A foreign key keeps it from being received from. Another owner keeps messages from naming it.
+    Streams cannot receive from a table to which a foreign key refers. A message must not name a
+    queue that another login owns as its destination.
     """
     where = connection.printed(queue)
     trusted = connection.trusted
@@ -286,8 +289,9 @@ def short_lifetimes(where: str, lowest: Iterable[Lowest], peek_delay: float) -> 
     """
     Warn if messages may expire while a stream pauses.
 
-    A message lives as long as its header TimeToBeReceived says, or else from its header TimeSent to
-    its expiry. Headers that cannot be read are ignored, and so are messages that were sent expired.
+    A message lives as long as its header TimeToBeReceived says. Without that header it lives from
+    its header TimeSent to its expiry. Headers that cannot be read are ignored, and so are messages
+    that had expired when they were sent.
     """
     lives = [peek_delay]
     for message in lowest:
@@ -316,8 +320,9 @@ def of_owner(connection: Connection, queue: QueueAddress) -> list[Finding]:
     """
     Warn if a queue that Spark reads seems to belong to an endpoint.
 
-    The sign of it is a message that only its endpoint can handle. Two instances of an endpoint run
-    the same handlers, so they can share a queue. Spark does not run these handlers.
+    The sign is a message that only an endpoint can handle, for example a saga timeout. Two
+    instances of an endpoint run the same handlers, so they can share a queue. Spark does not run
+    these handlers.
     """
     messages = connection.value("check_owner", tables={"queue": queue})
     if not messages:
@@ -342,8 +347,9 @@ def of_head(
     Read the beginning of the headers of a queue's lowest messages, between two seqs.
 
     Returns:
-        The kind of the queue: `error queue` or `audit queue` by its lowest message, or else by its
-        name, or else `queue`. And a finding, if some headers cannot be read.
+        The kind of the queue. It is `error queue` or `audit queue` by the lowest message or, if
+        that does not show it, by the queue's name. Otherwise it is `queue`. And a finding, if some
+        headers cannot be read.
     """
     from sqlq_spark.wire.header_columns import parse_headers  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.rows import with_readable_texts  # noqa: PLC0415 - see cli

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
 
-# The seconds to wait for a lock on a queue that nobody named.
-UNNAMED_LOCK_WAIT = 2.0
-# The rows of a table up to this size are counted. It took 13.8 s for a table of 3.5 GB.
+# How long to wait for a lock on a queue that the user did not name.
+UNNAMED_LOCK_WAIT = 2.0  # seconds
+# The rows of a table up to this size are counted. Counting took 13.8 s for a table of 3.5 GB.
 LARGEST_COUNTED_TABLE = 256 << 20  # bytes
-# The tables that one statement looks at. It takes 20 ms, and 0.1 ms more for each table.
+# How many tables one statement looks at. It takes 20 ms, and 0.1 ms more for each table.
 LOOKED_AT_ONCE = 1000
 
 
@@ -47,13 +47,13 @@ class QueueTable:
 class Depth:
     """The size of a queue."""
 
-    queue: str = ""  # its address for people, which is no column of the statement
-    messages: int  # including expired ones
-    expired: int | None  # None: the number of messages is an estimate
+    queue: str = ""  # its address for people; not a column of the statement
+    messages: int  # how many, including expired ones
+    expired: int | None  # how many; None if `messages` is an estimate
     bytes: int  # of the table and its indexes
-    first: int | None  # lowest seq
-    last: int | None
-    estimated: bool = False  # the messages, by the server's statistics
+    first: int | None  # the lowest seq; None if no message waits
+    last: int | None  # the highest seq
+    estimated: bool = False  # whether `messages` is an estimate of the server's statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class Delayed:
     """The size of a queue's table of delayed messages."""
 
     messages: int
-    due: int | None  # messages that should be moved; None: the time zone is not known
+    due: int | None  # how many messages should be moved now; None if the time zone is not known
     bytes: int  # of the table and its indexes
-    estimated: bool = False  # the messages, by the server's statistics
+    estimated: bool = False  # whether `messages` is an estimate of the server's statistics
 
 
 def list_tables(connection: Connection) -> list[QueueTable]:
@@ -81,7 +81,8 @@ def find_refused(
     """
     Find which of many tables must not be read, and why, before any of them is locked.
 
-    Anyone may make tables. A table that is refused here needs no transaction of its own.
+    Anyone may make tables, so there may be many. A table that is refused here needs no transaction
+    of its own later.
     """
     refused: dict[QueueAddress, TableRefused] = {}
     with transaction(connection):
@@ -101,7 +102,8 @@ def measure_queue(
     """
     Measure a queue, in the open transaction.
 
-    It counts the rows. For a table of more than `largest` bytes it estimates their number.
+    The rows are counted. If the table has more than `largest` bytes, their number is estimated.
+    If `largest` is None, the rows of any table are counted.
 
     Raises:
         QueueNotFound, RightMissing, NotAQueue, TableRefused.
@@ -119,13 +121,13 @@ def measure_delayed(
     connection: Connection, queue: QueueAddress, zone: str | None
 ) -> Delayed | None:
     """
-    Measure a queue's table of delayed messages; `zone` is endpointTimeZone.
+    Measure a queue's table of delayed messages. `zone` is the option endpointTimeZone.
 
     Returns:
         None if the queue has no such table, or if this login may not read it.
 
     Raises:
-        TableRefused: the table has another owner than its queue, or code of others.
+        TableRefused: the table has another owner than its queue, or runs code of other logins.
     """
     if "due" not in connection.columns(delayed_of(queue)):
         return None
@@ -135,7 +137,8 @@ def measure_delayed(
     with suppress(RightMissing), attempt(connection):
         try:
             table = use_delayed(connection, queue, READ)
-        except TableRefused as error:  # No statement failed, so the attempt is not undone.
+        except TableRefused as error:
+            # It is caught here because attempt() would undo its savepoint. No statement failed.
             refused = error
         else:
             return connection.row(
@@ -152,7 +155,7 @@ def measure_delayed(
 
 
 def delayed_name(connection: Connection, queue: QueueAddress) -> str | None:
-    """Return the table of delayed messages by its address; None if its name would be too long."""
+    """Return the address of a queue's table of delayed messages; None if it would be too long."""
     try:
         return connection.printed(delayed_of(queue))
     except BadAddress:

@@ -1,9 +1,9 @@
 """
 What an operator does with receipts: return their messages to the queue, or drop them.
 
-Both run in the transaction that the caller has open. To return or drop a receipt closes its batch,
-for its stream and for Spark's query. So a checkpoint that comes back cannot receive for that batch
-again.
+Both run in the transaction that the caller has open. When a receipt is returned or dropped, its
+batch is closed for its stream and for Spark's query. So if an old checkpoint is restored, its
+stream cannot receive for that batch again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DroppedReceipt(StoredReceipt):
-    """A receipt that was deleted for an operator: the row of `drop_receipt`."""
+    """A receipt that an operator deleted: the row that `drop_receipt` returns."""
 
     queue: str
     settled: bool
@@ -45,12 +45,12 @@ def return_receipt(
     """
     Put the messages of a receipt back into their queue, and return how many.
 
-    They keep their ids, headers, bodies and expiry. They get new seqs, after those of all other
-    messages. `without` has ids of messages that are deleted instead, see `has_id`.
+    The messages keep their ids, headers, bodies and expiry. They get new seqs, higher than those of
+    all other messages. `without` has ids of messages that are deleted instead, see `has_id`.
 
     Raises:
-        ReceiptSettled: they were already sent on.
-        QueueNotFound, NotAQueue, TableRefused: the queue does not take them.
+        ReceiptSettled: the messages were already sent on.
+        QueueNotFound, NotAQueue, TableRefused: the queue does not accept the messages.
     """
     dropped = delete_receipt(connection, receipt, returns=True)
     if dropped is None or not dropped.messages:
@@ -65,7 +65,7 @@ def return_receipt(
 
 
 def drop_receipt(connection: Connection, receipt: ReceiptKey) -> int:
-    """Delete a receipt with its messages, and return how many it had."""
+    """Delete a receipt with its messages, and return how many messages it had."""
     dropped = delete_receipt(connection, receipt, returns=False)
     return 0 if dropped is None else dropped.messages
 
@@ -74,13 +74,13 @@ def delete_receipt(
     connection: Connection, receipt: ReceiptKey, *, returns: bool
 ) -> DroppedReceipt | None:
     """
-    Delete a receipt and close its batch; None: there is no such receipt.
+    Delete a receipt and close its batch. Return None if there is no such receipt.
 
-    The lock of the stream's row waits for running tasks. `returns`: its messages go back into the
-    queue, so a settled receipt raises ReceiptSettled.
+    To lock the stream's row, this waits for running tasks. `returns` says that the caller will put
+    the messages back into the queue. Then a settled receipt raises ReceiptSettled.
     """
     stream, batch, task = receipt
-    connection.row("lock_stream", StreamRow, stream=stream)  # the row may be gone
+    connection.row("lock_stream", StreamRow, stream=stream)  # returns None if the row is gone
     values = receipt_values(receipt)
     paged = join_pages(connection, values)
     dropped = connection.row("drop_receipt", DroppedReceipt, tables=None, **values)

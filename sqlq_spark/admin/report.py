@@ -1,9 +1,9 @@
 """
 Writes the page of `sqlqueue report`: what waits, what failed, and what is wrong.
 
-It reads the error queues that the look has read. Of each it reads the headers of the messages with
-the lowest seqs. It reads no bodies. Headers that are longer than what the statement returns of them
-are left out. It locks nothing.
+It reads the error queues that `take_look` has read: the headers of the messages with the lowest
+seqs, and no bodies. The statement cuts long headers, and headers that were cut are left out. It
+locks nothing.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ if TYPE_CHECKING:
 
     Texts = tuple[str | None, ...]
 
-MOST = 20_000  # messages of an error queue whose headers are read
-# Messages of one statement. They have at most 64 MB, because headers are cut at 65,536 characters.
+MOST = 20_000  # of how many messages of an error queue the headers are read
+# How many messages one statement reads. Their headers have at most 64 MB, because each is cut at
+# 65,536 characters.
 PAGE = 1_000
-# Exceptions that are kept, and queues of one exception. Senders choose these names.
+# How many types of exceptions are kept, and how many queues of one type. Senders choose the names.
 NAMES = 200
-LONGEST = 500  # characters of an untrusted text that are kept
-LONGEST_SHOWN = 300  # characters of a text that the page shows
-BARS = 12  # bars of one chart
+LONGEST = 500  # how many characters of an untrusted text are kept
+LONGEST_SHOWN = 300  # how many characters of a text the page shows
+BARS = 12  # how many bars one chart has
 NONE = "(none)"
-# Errors that end the reading of one queue that nobody named. It may have changed since the look.
+# Errors after which a queue that the user did not name is skipped. It may have changed since the
+# look.
 LATER = (errors.QueueNotFound, errors.RightMissing, errors.TableRefused, errors.TimedOut)
 GROUPED_HEADERS = (
     f"{wire.EXCEPTION_INFO}ExceptionType",
@@ -64,9 +66,9 @@ def find_failures(
     No transaction may be open. A queue that the look did not read is not read here either.
 
     Returns:
-        For each error queue its name, how many messages it has, how many were read, and the groups,
-        the largest first. A group has the queues where its messages failed, the times of the first
-        and the last failure, and one text of the exception.
+        One dict for each error queue: its name, how many messages it has, how many were read, and
+        its groups, the largest first. A group has the queues where its messages failed, the times
+        of the first and the last failure, and the text of one exception.
     """
     failures = []
     for queue in look.queues:
@@ -90,7 +92,7 @@ def read_headers(
     Read GROUPED_HEADERS of a queue's lowest messages, each page in its own transaction.
 
     Raises:
-        TableRefused: the queue's table must no longer be used.
+        TableRefused: since the look, the table has become one that must not be used.
     """
     queue = parse_table("queue", depth.queue, connection.names)
     first = depth.first or 0

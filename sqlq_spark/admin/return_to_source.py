@@ -1,16 +1,17 @@
 """
 Returns failed messages from an error queue to the queues where they failed, for `sqlqueue retry`.
 
-`plan_return` reads without locks. It counts the messages that can be returned, and those that
-cannot be returned by the reason.
+`plan_return` reads without locks. It counts the messages that can be returned. It also counts, by
+reason, the messages that cannot be returned.
 
-`give_back` reads them again and returns them batch by batch. Each batch goes to one destination in
-one transaction: it deletes messages that are not locked from the error queue, and inserts them
-where they failed. The inserted row lacks the headers that the failure added, and does not expire.
+`give_back` reads the messages again and returns them batch by batch. Each batch goes to one
+destination in one transaction: it deletes messages that are not locked from the error queue, and
+inserts them where they failed. The inserted row lacks the headers that the failure added, and does
+not expire.
 
-Senders choose how many messages there are and how long a header is. So both functions hold a page
-of messages in memory, and nothing that grows with the queue. The rule of a return is in
-wire/returning.py.
+Senders choose how many messages there are and how long a header is. So both functions hold one page
+of messages in memory, and nothing that grows with the queue. wire/returning.py says which headers
+are removed.
 
 A message is in exactly one of the two queues at any time. An interrupted return can be run again,
 because returned messages are no longer in the error queue.
@@ -48,11 +49,11 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.database.sessions import Session
 
-# Headers and bodies that one transaction returns. It returns at least one message.
+# How many bytes of headers and bodies one transaction returns. It returns at least one message.
 BATCH_BYTES = 16 << 20
-# Limits of what a plan keeps, because senders choose the texts.
+# A plan keeps at most this many of each. Senders choose the texts.
 MOST_SOURCES = 1000  # spellings of queues in which messages failed
-MOST_GROUPS = 1000  # pairs of such a queue and an exception
+MOST_GROUPS = 1000  # pairs of a queue in which messages failed and an exception
 MOST_REASONS = 100  # reasons why messages stay
 FIRST_IDS = 5  # ids of messages that stay for one reason
 LONGEST_KEPT = 1000  # characters of a text
@@ -65,7 +66,7 @@ CHOICE_HEADERS = (
 )
 
 TOO_MANY = f"a run returns messages to {MOST_SOURCES} queues at most. Run it again for the others"
-OTHER_GROUPS = "(others)"  # stands for the groups and reasons beyond those limits
+OTHER_GROUPS = "(others)"  # stands for groups above MOST_GROUPS and reasons above MOST_REASONS
 
 # Errors of a destination that another attempt would raise again.
 REFUSALS = (
@@ -86,8 +87,8 @@ class Failed:
     """The properties of a message in an error queue that a choice uses."""
 
     seq: int
-    id: str  # of its row
-    bytes: int  # of headers and body
+    id: str  # the id of its row
+    bytes: int  # the size of headers and body
     message_id: str | None
     failed_queue: str | None  # the header FailedQ; None or empty if it is missing
     exception: str | None  # the full name of its type
@@ -98,17 +99,18 @@ class Failed:
 class Choice:
     """Which messages to return. A condition that is not set matches all."""
 
-    ids: frozenset[str] = frozenset()  # of rows or messages
+    ids: frozenset[str] = frozenset()  # ids of rows, or ids of messages
     exceptions: frozenset[str] = frozenset()  # full names of types, or their last part
     failed_queue: QueueAddress | None = None
-    since: datetime | None = None  # of the failure
-    until: datetime | None = None  # exclusive
+    since: datetime | None = None  # the earliest time of the failure
+    until: datetime | None = None  # the failure was before this time
 
     def takes(self, failed: Failed, queues: Collection[str | None]) -> bool:
         """
         Return whether a message matches all conditions.
 
-        `queues` are the spellings of the chosen failed queue.
+        `queues`: the spellings of `self.failed_queue`, the queue where the message must have
+        failed.
         """
         kind = failed.exception or ""
         types = {kind, kind.rpartition(".")[2]} - {""}
@@ -149,7 +151,7 @@ class Staying:
     """Messages that cannot be returned for one reason."""
 
     messages: int = 0
-    ids: list[str] = field(default_factory=list)  # of the rows of the first messages
+    ids: list[str] = field(default_factory=list)  # the row ids of the first messages
 
     def add(self, row_id: str) -> None:
         self.messages += 1
@@ -159,17 +161,17 @@ class Staying:
 
 @dataclass
 class ReturnPlan:
-    """The numbers of chosen messages that can be returned and that cannot; it keeps no message."""
+    """How many chosen messages can be returned, and how many cannot. It keeps no message."""
 
     choice: Choice
-    messages: int = 0  # that can be returned
-    stop: int = 0  # the seq after the last message that can be returned
-    # where messages go, by their header FailedQ, which is untrusted
+    messages: int = 0  # how many can be returned
+    stop: int = 0  # one more than the seq of the last message that can be returned
+    # The queues where messages go, by the untrusted text of the header FailedQ.
     destinations: dict[str, QueueAddress] = field(default_factory=dict)
-    # messages that can be returned, by failed queue and exception, whose texts are shortened
+    # How many messages can be returned, by failed queue and exception. Both texts are shortened.
     counted: Counter[tuple[str | None, str | None]] = field(default_factory=Counter)
     staying: dict[str, Staying] = field(default_factory=dict)  # by the reason
-    missing: list[str] = field(default_factory=list)  # ids that no message has
+    missing: list[str] = field(default_factory=list)  # chosen ids that no message has
 
     @property
     def groups(self) -> list[tuple[str | None, str | None, int]]:
@@ -212,11 +214,11 @@ def plan_return(
     """
     Count the chosen messages of an error queue, and find whether they can be returned.
 
-    It locks and changes nothing. No transaction may be open. With a `limit` the plan has at most so
-    many messages to return, those with the lowest seqs. Nothing is read beyond them.
+    It locks and changes nothing. No transaction may be open. If `limit` is given, the plan has at
+    most `limit` messages to return, those with the lowest seqs. Messages behind them are not read.
     """
     planned = ReturnPlan(choice)
-    ids_found: set[str | None] = set()  # of those that were asked for
+    ids_found: set[str | None] = set()  # the ids of choice.ids that a message has
     for page in read_all_pages(connection, source):
         chosen = choose(connection, page, choice)
         for failed in chosen:
@@ -236,7 +238,7 @@ def plan_return(
 
 
 def choose(connection: Connection, page: pa.Table, choice: Choice) -> list[Failed]:
-    """Return the messages of a page that are chosen."""
+    """Return the messages of a page that match the choice."""
     failures = read_failures(page)
     spellings: Collection[str] = ()
     if choice.failed_queue is not None:
@@ -258,7 +260,8 @@ def find_places(
     Destinations that the plan does not have yet are added to it.
 
     Returns:
-        By the header FailedQ, the queue or the reason.
+        By the text of the header FailedQ: the queue where its messages go, or the reason why they
+        stay.
     """
     texts = dict.fromkeys(failed.failed_queue for failed in chosen if failed.failed_queue)
     new = [text for text in texts if text not in planned.destinations]
@@ -279,8 +282,8 @@ def find_sources(
     Find the queues in which messages of an error queue failed. No transaction may be open.
 
     Returns:
-        By the value of FailedQ, which is untrusted: the queue if messages can be sent to it, or
-        else the reason.
+        By the untrusted text of the header FailedQ: the queue, or the reason why no message can be
+        sent to it.
     """
     if not texts:
         return {}
@@ -319,10 +322,10 @@ class Returned:
     """The result of a batch."""
 
     destination: QueueAddress
-    messages: int  # that were returned
-    skipped: int = 0  # messages that others have locked, or that were gone
-    left: int = 0  # messages that stay, because the destination refused this or an earlier batch
-    reason: errors.SqlQueueError | None = None  # why these stay
+    messages: int  # how many were returned
+    skipped: int = 0  # how many messages others had locked, or were gone
+    left: int = 0  # how many stay, because the destination refused this or an earlier batch
+    reason: errors.SqlQueueError | None = None  # why the destination refused
 
 
 def give_back(
@@ -331,13 +334,13 @@ def give_back(
     """
     Return the planned messages, each batch in one transaction. A lost connection is retried.
 
-    The error queue is read again, up to the last message of the plan. Nothing goes to a queue that
-    the plan does not have, and no more messages than it has. The session's options are those of
-    `plan_return`. `batch` is how many messages one transaction returns at most.
+    The error queue is read again, up to the last message of the plan. Messages go only to queues of
+    the plan, and at most as many as the plan counted. The session must have the options with which
+    `plan_return` ran. `batch` is how many messages one transaction returns at most.
 
     Returns:
         The result of each batch, after its commit. If a destination refuses a batch for a reason
-        that will not change, its later batches are not tried.
+        that will not change, later batches for this destination are not tried.
     """
     refused: dict[QueueAddress, errors.SqlQueueError] = {}
     for destination, part in cut_batches(session, source, planned, batch):
@@ -358,9 +361,10 @@ def cut_batches(
     session: Session, source: QueueAddress, planned: ReturnPlan, most: int
 ) -> Iterator[tuple[QueueAddress, list[Failed]]]:
     """
-    Cut the planned messages into batches of one destination, by their number and their bytes.
+    Cut the planned messages into batches of one destination.
 
-    At most `most` messages wait until their batch is full. Of a waiting message no texts are kept.
+    A batch has at most `most` messages, and about BATCH_BYTES at most. At most `most` messages wait
+    until their batch is full. Their headers and bodies are not kept.
     """
     waiting: dict[QueueAddress, list[Failed]] = {}
     weights = Counter[QueueAddress]()
@@ -409,8 +413,8 @@ def return_batch(
     Move messages from the error queue to where they failed, in one transaction.
 
     Returns:
-        How many messages were moved; the others are locked or gone. Or the reason why the
-        destination accepts none.
+        How many messages were moved. The others are locked or gone. Or the error, if the
+        destination refuses the messages.
 
     Raises:
         MessageChanged, DatabaseFailure: no message was moved.
@@ -441,8 +445,9 @@ def to_source(
     """
     Make the rows to insert where the messages failed. A null body becomes empty.
 
-    The messages were taken by seq and id. Another message may have the same seq and id by now, and
-    may have failed elsewhere. So the header FailedQ is compared with the one that was planned.
+    The messages were deleted from the error queue by seq and id. Since the plan, another message
+    may have got the same seq and id, and may have failed elsewhere. So its header FailedQ must be
+    that of the plan.
     """
     planned = {(failed.seq, failed.id): failed for failed in chosen}
     texts = []

@@ -1,10 +1,11 @@
 """
 The script for a DBA: the state tables, endpoints' queues, and the permissions of each role.
 
-Its parts are the statements that `install` and `create` run, and those of each dialect's
+The script consists of the statements that `install` and `create` run, and of those in the dialect's
 script.sql. It can be run again. Nothing here connects to a database.
 
-An endpoint's queues have the names that the transport gives them; `sqlqueue create` uses them too.
+An endpoint's queues get the names that the transport gives them. `sqlqueue create` uses the same
+names.
 """
 
 from __future__ import annotations
@@ -67,15 +68,19 @@ UNUSABLE = "[\0\n\r\v\f\x1c-\x1e\x85\u2028\u2029]"
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:
-    """The roles of the script, which creates those that are missing, without a login."""
+    """
+    The names of the roles to which the script grants rights. It creates those that are missing.
+
+    No role can log in. If a name is None, the script has no such role.
+    """
 
     reader: str = "sqlqueue_reader"
-    sender: str | None = "sqlqueue_sender"  # None: the script has no such role, as for the next two
+    sender: str | None = "sqlqueue_sender"
     operator: str | None = None  # may run `sqlqueue`
     producer: str | None = None  # may send to the queues, as endpoints do
 
     def __post_init__(self) -> None:
-        """Reject names that would end a comment, or are too long."""
+        """Reject names that are too long, or that would end a comment of the script."""
         for role, name in asdict(self).items():
             size = 1 if name is None else len(name.encode("utf-8", "replace"))
             if not 0 < size <= 63 or (name and re.search(UNUSABLE, name)):  # noqa: PLR2004
@@ -85,9 +90,9 @@ class Roles:
 
 def of_domain(name: str | None) -> tuple[str, str, str]:
     """
-    The state schema, and the roles reader and sender, of logins that trust one another.
+    Return the names of a domain's state schema, reader and sender.
 
-    Without a name they are those of the default domain.
+    The logins of a domain trust one another. If `name` is None, it is the default domain.
     """
     if name is None:
         return DatabaseOptions.state_schema, "sqlqueue_reader", "sqlqueue_sender"
@@ -111,19 +116,21 @@ def write_script(
     Args:
         endpoints: the script creates their queues. The reader may receive from the endpoints' own
             queues, and insert into their error and audit queues. The sender and the producer may
-            send to the own queues. An operator may do both with all queues.
+            send to the endpoints' own queues. An operator may receive from all queues and send to
+            all.
         state: schema of the state tables.
         subscriptions: the subscription table. The script creates it, and the sender may read it.
         roles: which roles to grant to.
         body_string: also add the column BodyString to each queue.
         delayed: also create the tables of delayed messages; the reader may move due messages.
-        trusted: roles whose tables may be there already, and who may add members to the roles.
-        database: the only database in which the script does anything.
+        trusted: roles that may own tables that are there already, and that may add members to the
+            script's roles.
+        database: in any other database the script does nothing.
         dialect: the name of the dialect.
 
     Raises:
         BadAddress: the tool that runs the script would misread a name. Or an address names a
-            database, which a GRANT cannot.
+            database, and a GRANT cannot name one.
     """
     names = DIALECTS[dialect]
     role_names = {role: name for role, name in asdict(roles or Roles()).items() if name is not None}
@@ -157,7 +164,7 @@ def write_script(
 def tables_by_kind(
     endpoints: Sequence[Endpoint], subscriptions: QueueAddress | None, *, delayed: bool
 ) -> dict[str, list[Tables]]:
-    """Return the tables of a script by their kind, each with its place in the statements."""
+    """Return the tables of a script by their kind, each with its name in the statements."""
     with_delayed = endpoints if delayed else ()
     return {
         "state": [{}],
@@ -185,7 +192,7 @@ def check_names(names: Names, given: Sequence[str], tables: Mapping[str, Sequenc
 
 
 def quoted_tables(names: Names, tables: Mapping[str, Sequence[Tables]]) -> Iterator[str]:
-    """Give the tables that a script creates; those of state schemas are not among them."""
+    """Give the quoted names of the tables that a script creates, without the state tables."""
     for kind in ("own", "shared", "delayed", "subscriptions"):
         for places in tables[kind]:
             yield from map(names.quote_address, places.values())
@@ -197,10 +204,10 @@ class ScriptWriter:
 
     names: Names
     dialect: Dialect
-    commented: Statements  # with the comments above them
+    commented: Statements  # the statements with the comments above them
     state: str  # schema of the state tables
     tables: Mapping[str, Sequence[Tables]]  # by kind
-    words: Mapping[str, str]  # that are the same in all parts
+    words: Mapping[str, str]  # what is put into braces of any part, by the word in the braces
 
     def fill(
         self, text: str, tables: Tables | None = None, *, role: str = "", roles: str = ""
@@ -244,7 +251,7 @@ class ScriptWriter:
         return self.fill(self.commented["script_roles"], roles=missing)
 
     def grants(self, role: str, name: str) -> str:
-        """Return the part that grants a role its rights, below the comment of their statement."""
+        """Return the part that grants a role its rights, below the first statement's comment."""
         bare = self.dialect.STATEMENTS
         rights_by_kind = ROLE_RIGHTS[role]
         first = next(iter(rights_by_kind.values()))[0]
@@ -269,7 +276,7 @@ def _word(name: str) -> str:
 
 
 def _join(statements: Iterable[str]) -> str:
-    """Join the statements of one part of the script. A statement that is repeated is left out."""
+    """Join the statements of one part of the script. Each statement stands only once."""
     return ";\n".join(dict.fromkeys(statements))
 
 
@@ -283,11 +290,12 @@ class Endpoint(NamedTuple):
         endpoint[.qualifier][.discriminator]
 
     All instances share the queue `shop`. `shop.web1` belongs to the instance web1, and
-    `shop.Retries` to a satellite. Endpoints share error and audit queues, which have full names.
+    `shop.Retries` to a satellite. Error and audit queues are shared by endpoints, so their names do
+    not begin with an endpoint's name.
     """
 
-    own: list[QueueAddress]  # that the endpoint receives from; the first is that of all instances
-    shared: list[QueueAddress]  # that it only sends to
+    own: list[QueueAddress]  # the endpoint receives from these; all instances share the first
+    shared: list[QueueAddress]  # the endpoint only sends to these
 
     @property
     def primary(self) -> QueueAddress:
@@ -312,13 +320,14 @@ def endpoint(
     Name the queues of an endpoint.
 
     Args:
-        url: its scheme says which database's notation to use.
+        url: its scheme says in which database's notation the addresses are.
         queue: the endpoint's name, or the address of its queue.
-        instances: discriminators, which follow the endpoint's name; or whole addresses.
-        qualifiers: qualifiers of satellites, or whole addresses.
-        error: a queue's name or address, as in a stream's option errorQueue.
-        audit: as `error`.
-        delayed: whether the endpoint has a table of delayed messages, whose name is longer.
+        instances: the discriminators of instances, or whole addresses.
+        qualifiers: the qualifiers of satellites, or whole addresses.
+        error: the error queue's name or address, as in a stream's option errorQueue.
+        audit: the audit queue's name or address.
+        delayed: whether the endpoint has a table of delayed messages. Its name is longer than the
+            queue's, so the queue's name must be shorter.
 
     Raises:
         BadOption: a name is empty or too long. The error names the flag.
@@ -345,7 +354,7 @@ def endpoint(
 
 
 def _derive(flag: str, naming: Names, primary: QueueAddress, text: str) -> QueueAddress:
-    """Return the queue whose name begins with the endpoint's, unless `text` is a whole address."""
+    """Return the queue `endpoint.text`, or the queue of `text` if that is a whole address."""
     given = parse_queue(flag, text, naming)
     if given != QueueAddress(text):
         return given

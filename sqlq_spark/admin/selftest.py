@@ -1,10 +1,10 @@
 """
 Runs `sqlqueue selftest`: makes a place on a server, runs the checks in it, and cleans up.
 
-A run makes schemas, roles and logins whose names begin with its mark. It drops them at its end. It
-also drops those that a killed run has left. Each check has a queue of its own. It sends and
-receives as the package does, and yields what it saw beside what was promised. The docstring of a
-check is the promise.
+A run makes schemas, roles and logins whose names begin with the run's mark. At its end it drops
+them. At its start it drops those that killed runs have left. Each check has a queue of its own. A
+check sends and receives as the package does. It yields values that it saw, each with the value that
+was promised. The docstring of a check is the promise.
 """
 
 from __future__ import annotations
@@ -43,32 +43,33 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
 
-Seen: TypeAlias = "Iterator[tuple[Any, ...]]"  # what, the value found, and the promised one if any
+# Tuples of what was looked at, the value that was seen, and the promised value, if there is one.
+Seen: TypeAlias = "Iterator[tuple[Any, ...]]"
 Check: TypeAlias = "Callable[[Bench], Seen]"
 
 MARK = "sqlqueue_selftest_"
-# A run takes less than this. A name with an older time is of a run that was killed.
+# A run takes less than this. Names with an older time are of a run that was killed.
 LONGEST = 3600  # seconds
 # Work that does not have to wait for a lock is done within this time.
 PAUSE = 0.5  # seconds
 # Work that is not done after this time has waited for a lock.
 WAIT = 60.0  # seconds
-# The messages of a queue whose plans are looked at, half of them delayed. In a smaller table a scan
-# would be cheaper.
+# How many messages fill a queue whose statements' plans are looked at. Half of them are delayed.
+# In a smaller table a scan would be cheaper than an index.
 FILLED = 40_000
-# The messages of the check of locks. A body takes two pages.
+# How many messages the check of locks sends. Each body fills two pages.
 LARGE_ROWS = 20_000
 LARGE = secrets.token_bytes(8500)
-# The messages of the figures.
+# How many messages `figures` sends.
 MEASURED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFact:
-    """What a server says about itself, or whether this login has a right: `true`, `false`."""
+    """A fact about a server, or whether this login has a right: `true` or `false`."""
 
     name: str
-    value: str | None  # None: the server does not say it
+    value: str | None  # None if the server does not say it
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class Bench:
     """One check's queue, and its sessions, which end with the check."""
 
     given: dict[str, Any]  # options that say where the database is
-    queue: QueueAddress  # its schema is that of the state tables too, and is the mark of the run
+    queue: QueueAddress  # its schema also has the state tables; its name is the mark of the run
     figures: dict[str, Any]  # for the report
     stack: ExitStack
 
@@ -128,13 +129,13 @@ class Bench:
         return replace(self, given={**given, "url": with_login(url, login, password)})
 
     def beside(self, work: Callable[..., Any], *args: Any) -> Future[Any]:  # noqa: ANN401
-        """Run some work in a thread; return when it is done, or when it waits for a lock."""
+        """Start some work in a thread. After PAUSE it is done, or it waits for a lock."""
         running = self.stack.enter_context(ThreadPoolExecutor(1)).submit(work, *args)
         wait([running], PAUSE)
         return running
 
     def send(self, bodies: list[bytes], session: Session | None = None, /, **more: Any) -> None:  # noqa: ANN401
-        """Send messages, by default exactly once. `more` has options, and columns as lists."""
+        """Send messages, by default exactly once. `more` has columns as lists, and options."""
         columns = {name: more.pop(name) for name in [*more] if isinstance(more[name], list)}
         options, session = self.options(SinkOptions, **more), session or self.session()
         frame = pa.table({"body": bodies, **columns}).to_batches()
@@ -146,7 +147,7 @@ class Bench:
         session.run_with_retries(partial(dispatch.dispatch, staged=[staged], options=options))
 
     def batches(self, **more: str) -> Iterator[batch.Task]:
-        """Begin a stream; give each batch's task and acknowledge it, until the queue is empty."""
+        """Begin a stream; yield the task of each batch, then acknowledge, until nothing waits."""
         options = self.options(SourceOptions, maxConcurrency="1", **more)
         stream = driver.StreamDriver(options, time.monotonic, doctor.at_start)
         self.stack.callback(stream.close)
@@ -161,10 +162,12 @@ class Bench:
 
 def at_commit(connection: Connection, work: Callable[[], Any], *, after: bool = False) -> list[Any]:
     """
-    Work before each commit of a connection, or after it, and then commit again.
+    From now on, run `work` before each commit of a connection.
+
+    If `after`, commit, run `work`, and then commit once more.
 
     Returns:
-        The list to which each work adds its result.
+        The list to which each run of `work` adds its result.
     """
     results: list[Any] = []
 
@@ -188,8 +191,8 @@ def run_checks(
     bench = Bench(given, QueueAddress("q", mark), {}, ExitStack())
     with bench.stack as stack:
         stack.callback(logging.disable, logging.root.manager.disable)
-        logging.disable(logging.WARNING)  # the checks make things happen that are logged
-        with suppress(Exception):  # another login may have left things that this one cannot drop
+        logging.disable(logging.WARNING)  # the checks provoke warnings on purpose
+        with suppress(Exception):  # this login may not drop what another login has left
             drop_remains(bench.open(), MARK, f"{MARK}{now - LONGEST:08x}")
         stack.callback(lambda: drop_remains(bench.open(), mark, f"{mark}~"))
         yield from (run_check(check, bench) for check in chosen)
@@ -213,7 +216,7 @@ def run_check(check: Check, bench: Bench) -> dict[str, Any]:
     except errors.Cancelled:
         raise
     except Exception as error:  # noqa: BLE001 - the next check runs all the same
-        # a driver's own error may say it too
+        # The error of a missing right may also be the database driver's own.
         lacks = isinstance(error, errors.RightMissing) or "permission" in str(error)
         if result["outcome"] == "passed":
             result["outcome"] = "not checked" if lacks else "failed"
@@ -224,9 +227,9 @@ def run_check(check: Check, bench: Bench) -> dict[str, Any]:
 
 def drop_remains(connection: Connection, lowest: str, highest: str) -> None:
     """
-    Drop everything that runs have made, by its names.
+    Drop everything that runs have made and whose name is between `lowest` and `highest`.
 
-    It is tried again, because a login cannot be dropped while its session is just ending.
+    It is tried again, because a login cannot be dropped before its last session has ended.
     """
     for attempt in stamina.retry_context(on=Exception, attempts=5, wait_initial=PAUSE):
         with attempt:
@@ -243,7 +246,7 @@ def facts(bench: Bench) -> Seen:
     """The server says what it is and what the login may do, has no error, and stores any text."""
     connection = bench.open()
     bench.figures.update(facts_of(connection))
-    bench.figures["driver"] = type(connection._raw).__module__  # noqa: SLF001 - of no statement
+    bench.figures["driver"] = type(connection._raw).__module__  # noqa: SLF001 - not for a statement
     yield "version", " ".join(bench.figures["version"].split())
     if "server_encoding" in bench.figures:
         yield "encoding", bench.figures["server_encoding"], "UTF8"
@@ -316,7 +319,7 @@ def cut_connection(bench: Bench) -> Seen:
     for moment, cut in product(moments, ("send", "receive")):
         session, holder = bench.session(), bench.open()
         work: Any = partial(bench.send, bodies, session)
-        if cut == "receive":  # the messages of the send that was cut
+        if cut == "receive":  # receive the messages of the send that was cut before
             task = next(bench.batches())
             yield f"sent, cut {moment}", task.messages, len(bodies)
             work = partial(session.run_with_retries, partial(bench.receive, task))
@@ -408,7 +411,7 @@ def databases(bench: Bench) -> Seen:
 
 
 def figures(bench: Bench) -> Seen:
-    """Messages of 1 kB are sent exactly once, and received with receipts, in a time to report."""
+    """1 kB messages are sent exactly once and received with receipts. The report has the rates."""
     connection, started = bench.open(), time.monotonic()
     bench.send([b"x" * 1000] * MEASURED)
     sent = time.monotonic()

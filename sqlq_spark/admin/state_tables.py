@@ -1,4 +1,4 @@
-"""Reads what the state tables hold: streams, receipts and the audit trail. Locks nothing."""
+"""Reads streams, receipts and the audit trail from the state tables. Locks nothing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A stream's row: one for each checkpoint."""
+    """A stream's row. Each checkpoint has its own stream."""
 
     stream: str
-    queue: str  # several are joined by ", "
-    batch: int  # the last acknowledged batch
-    messages: int  # of all acknowledged batches
+    queue: str  # addresses; several are joined by ", "
+    batch: int  # the number of the last acknowledged batch
+    messages: int  # how many, in all acknowledged batches
     expired: int
     diverted: int  # to an error queue
     forwarded: int
@@ -31,12 +31,12 @@ class Stream:
     seen: datetime
     receipts: int
     held: int  # messages in them
-    # Messages that wait in its queues, and those that it holds. No column: `stats` adds it.
+    # How many messages wait in its queues and its receipts. Not a column: `stats` adds it.
     lag: int | None = None
 
     @property
     def queues(self) -> list[str]:
-        """Return the canonical addresses of the queues that it reads."""
+        """Return the canonical addresses of the queues that the stream reads."""
         return split_canonical(self.queue)
 
 
@@ -46,10 +46,10 @@ class TrailEntry:
 
     at: datetime
     login: str
-    session_login: str  # the one that connected
+    session_login: str  # the login that connected
     action: str
     messages: int
-    stream: str | None  # of a receipt
+    stream: str | None  # the stream of a receipt; None for other actions
     batch: int | None
     task: int | None
     queue: str
@@ -81,7 +81,7 @@ def list_receipts(
     task: int | None = None,
     queue: QueueAddress | None = None,
 ) -> list[HeldReceipt]:
-    """List receipts, the oldest first. None matches any."""
+    """List receipts, the oldest first. An argument that is None is not a condition."""
     name = None if queue is None else connection.names.print_address(queue)
     return [
         replace(receipt, queue=queue_names(connection, receipt.queue))
@@ -93,7 +93,7 @@ def list_receipts(
 def read_trail(
     connection: Connection, *, entries: int, queue: QueueAddress | None = None
 ) -> list[TrailEntry]:
-    """Return the last entries of the audit trail, the latest first; by default of all queues."""
+    """Return the latest entries of the audit trail, the latest first, of a queue or of all."""
     name = None if queue is None else connection.printed(queue)
     return connection.rows("trail", TrailEntry, entries=entries, queue_name=name)
 
@@ -102,8 +102,8 @@ def queue_names(connection: Connection, text: str) -> str:
     """
     Return the queues of a row of a state table as all commands print them.
 
-    A text that is no address is returned as it is. The rows leave out the database that they are
-    in. So in a copy of the database they do not name the original.
+    A text that is no address is returned as it is. The rows do not name the database in which they
+    are. So in a copy of the database they do not refer to the original.
     """
     try:
         found = map(connection.names.parse_queue, split_canonical(text))

@@ -5,11 +5,12 @@ Looks at queues and their streams, and computes what flowed between two looks.
     out = in - growth of the backlog
 
 Messages that went out were received, or they expired, or somebody purged them. The highest seq is
-that of the visible messages. If no message waits, it is the last number that the sequence gave.
+that of the visible messages. If no message waits, it is the last number that the queue's sequence
+gave.
 
-An open transaction hides its messages, so they are counted in a later interval. A send that was
-rolled back has used numbers of the sequence. So its messages count as in and as out. Over several
-intervals the figures are correct.
+The messages of an open transaction are not visible, so they are counted in a later interval. A send
+that was rolled back has used numbers of the sequence, so its messages count as in and as out. Over
+several intervals the difference of in and out is correct.
 """
 
 from __future__ import annotations
@@ -45,17 +46,17 @@ ERRORS = "error queue"  # the kind of a queue
 class QueueLook:
     """A queue at one moment."""
 
-    at: datetime | None = None  # by the database's clock; None: the queue was not read
+    at: datetime | None = None  # by the database's clock; None if the queue was not read
     depth: queue_sizes.Depth  # an estimate of the catalogue, if the queue was not read
-    # The highest seq. None: no seq was used yet, or this login may not see the sequence.
+    # The highest seq. None if no seq was used yet, or if this login may not see the sequence.
     highest: int | None = None
-    oldest: float | None = None  # seconds since the lowest message was sent, by its header
+    oldest: float | None = None  # seconds since the lowest message was sent, by its header TimeSent
     delayed: queue_sizes.Delayed | None = None
-    receipts: int = 0
-    held: int = 0  # messages in them
+    receipts: int = 0  # how many receipts of the queue there are
+    held: int = 0  # how many messages are in these receipts
     kind: str = "queue"
     problems: list[Finding]
-    # messages per second since the previous look; None if unknown
+    # Messages per second since the previous look; None if that is not known.
     incoming: float | None = None
     outgoing: float | None = None
 
@@ -87,7 +88,7 @@ class Look:
 
     at: datetime
     queues: list[QueueLook]
-    streams: list[state_tables.Stream] | None  # None if this login sees no state tables
+    streams: list[state_tables.Stream] | None  # None if this login cannot read the state tables
     server_problems: Sequence[Finding] = ()
 
     @property
@@ -99,7 +100,7 @@ class Look:
 
 # ---------------------------------------------------------------- columns
 
-# The last column of a view names the row.
+# The last column of a table on the terminal names the row.
 QUEUE_COLUMNS = (
     ShownColumn("backlog", "depth.messages", key="messages", estimated="depth.estimated"),
     ShownColumn("oldest", form=show_span),
@@ -159,13 +160,13 @@ def take_look(connection: Connection, names: Sequence[str], options: DatabaseOpt
     """
     Look at queues, each in its own transaction. It locks nothing.
 
-    Without names it looks at all queues of the database and at all that streams read. Then a queue
-    that cannot be read does not stop the look at the others.
+    If `names` is empty, it looks at all queues of the database and at all that streams read. Then a
+    queue that cannot be read does not stop the look at the others.
 
     Raises:
         QueueNotFound, RightMissing, TableRefused: a queue that was named cannot be read.
     """
-    streams: list[state_tables.Stream] | None = None  # None: this login sees no state tables
+    streams: list[state_tables.Stream] | None = None
     receipts: list[HeldReceipt] = []
     state_problems: list[Finding] = []
     try:
@@ -221,9 +222,9 @@ def look_at_all(
 
 def with_lag(stream: state_tables.Stream, waiting: Mapping[str, int]) -> state_tables.Stream:
     """
-    Add a stream's lag: the messages that wait in its queues, and those that it holds.
+    Add a stream's lag: how many messages wait in its queues, and how many its receipts hold.
 
-    `waiting` has the number of messages by queue.
+    `waiting` says how many messages wait, by the name of the queue.
     """
     messages = sum(waiting.get(queue, 0) for queue in stream.queues)
     return replace(stream, lag=messages + stream.held)
@@ -255,7 +256,7 @@ def look_at(
     """
     Look at a queue, if it is not locked and may be used.
 
-    Missing rights are left out, because somebody who looks at a queue need not receive from it.
+    Missing rights are not reported, because a login that looks at a queue need not receive from it.
     """
     name = connection.printed(queue)
     looked = unread(name, unnamed, *locks.get(name, ()))
@@ -276,7 +277,7 @@ def look_at(
 def read_queue(
     connection: Connection, queue: QueueAddress, looked: QueueLook, zone: str | None
 ) -> None:
-    """Add what a queue and its delayed messages show to its look, in the open transaction."""
+    """Read a queue and its delayed messages, and fill in `looked`, in the open transaction."""
     depth = queue_sizes.measure_queue(connection, queue, largest=queue_sizes.LARGEST_COUNTED_TABLE)
     problems = [
         finding
@@ -303,7 +304,7 @@ def read_queue(
 def find_highest(
     connection: Connection, queue: QueueAddress, depth: queue_sizes.Depth
 ) -> tuple[int | None, str | None]:
-    """Return the highest seq that was given, and the header TimeSent of the lowest message."""
+    """Return the highest seq that was used, and the header TimeSent of the lowest message."""
     if depth.first is None:
         quoted = connection.names.quote_address(queue)
         given: int | None = connection.value(
@@ -318,7 +319,7 @@ def find_highest(
 
 
 def add_rates(before: Look | None, now: Look) -> Look:
-    """Add what flowed since the previous look, by the formulas of this module."""
+    """Add what flowed since the look `before`, by the formulas at the top of this module."""
     if before is not None:
         earlier = {look.queue: look for look in before.queues}
         for look in now.queues:
@@ -327,7 +328,7 @@ def add_rates(before: Look | None, now: Look) -> Look:
 
 
 def flow(before: QueueLook | None, now: QueueLook) -> QueueLook:
-    """Add the rates in and out. If the sequence was restarted there are none."""
+    """Add the rates in and out to `now`. They stay None if the sequence was restarted."""
     if before is None or before.at is None or now.at is None:
         return now
     if before.highest is None or now.highest is None or now.highest < before.highest:

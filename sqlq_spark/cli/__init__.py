@@ -1,6 +1,6 @@
 """
 The command line.
 
-`--help` and completion import neither pyarrow nor numpy, whose import takes longer than theirs.
-Commands, and what they use, import them in the functions that need them.
+`--help` and completion do not import pyarrow and numpy, because that takes longer than all of their
+other work. So the commands, and the modules that they use, import both inside functions.
 """

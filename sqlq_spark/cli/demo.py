@@ -1,4 +1,4 @@
-"""The command `demo`: shows its progress, and what it counted."""
+"""The command `demo`: runs the demo, shows its progress, and prints the counts."""
 
 from __future__ import annotations
 

@@ -4,10 +4,10 @@ The commands that make what an endpoint needs, and that remove it.
 `install`, `create` and `script` make tables. `subscribe`, `unsubscribe` and `subscribers` are about
 subscriptions. `retire` drops a queue that is no longer used.
 
-`retire` loses no message that arrives meanwhile. First the queue is unsubscribed. Endpoints keep
-the subscribers that they have read for a moment, so the command waits for that time. Then one
-transaction locks the tables, counts again, and drops them. A sender that waits for the lock fails
-when the table is gone, so its message is not lost.
+`retire` loses no message that arrives while it runs. First it unsubscribes the queue. For some
+seconds endpoints still use the subscribers that they have read before, so the command waits. Then
+one transaction locks the tables, counts the messages again, and drops the tables. A sender that
+waits for the lock gets an error when the table is gone, so its message is not lost.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def script_command(
 
 
 def require_team(state: str | None, reader: str | None, sender: str | None) -> None:
-    """Refuse names of roles without a domain or a state schema of their own."""
+    """Refuse names of roles if the user names neither a domain nor a state schema."""
     named = "--reader" if reader else "--sender"
     team = "--domain or --state-schema with it, because all roles of one state schema are one team"
     cli.require_option(state or not (reader or sender), named, reader or sender, team)
@@ -228,7 +228,7 @@ def require_team(state: str | None, reader: str | None, sender: str | None) -> N
 
 # ---------------------------------------------------------------- subscriptions
 
-# An endpoint keeps the subscribers that it has read for this time, by default.
+# By default an endpoint uses the subscribers that it has read for this long.
 SUBSCRIBERS_KEPT = 5  # seconds
 SUBSCRIPTION_COLUMNS = (
     ShownColumn("topic"),
@@ -389,7 +389,7 @@ def retire_command(
 def end_subscriptions(
     context: Context, connection: Connection, queue: QueueAddress, table: QueueAddress
 ) -> list[Subscription]:
-    """Unsubscribe a queue from all topics, and wait until the publishers have noticed."""
+    """Unsubscribe a queue from all topics, and wait until publishers have read that."""
     with transaction(connection):
         ended = subscriptions_of(connection, table, queue)
     if ended:
@@ -413,7 +413,7 @@ def drop_tables(
     *,
     recorded: bool,
 ) -> Remains:
-    """Lock the tables of a queue, look again, and drop them, in one transaction."""
+    """Lock the tables of a queue, look at them again, and drop them, in one transaction."""
     with transaction(connection):
         for locked in tables:
             connection.run("lock_queue", tables={"queue": locked})
@@ -449,8 +449,8 @@ def look_at_remains(
     """
     Count what is left of a queue, in the open transaction.
 
-    It ends the command if the queue is used, or if more than the expected messages would be lost.
-    With None any messages are expected.
+    It ends the command if the queue is used, or if more messages than `expected` would be lost. If
+    `expected` is None, the number of messages does not matter.
     """
     left = count_remains(connection, queue)
     reasons = [*find_uses(connection, queue, table, states)]

@@ -3,15 +3,16 @@ The command line `sqlqueue`: operates queues without Spark.
 
 Exit codes:
 
-- 0: The command is done. With --watch Ctrl-C ends it so too.
+- 0: The command is done. Ctrl-C of a command with --watch gives this code too.
 - 1: The command found something, for example a lost message or a receipt that cannot be returned.
-  Or the answer to its question was no.
+  Or the user answered its question with no.
 - 2: The usage or an input is wrong.
 - 3: The database failed or refused.
 - 130: Ctrl-C ended the command.
 
 Errors go to standard error. With --json standard output holds only JSON, in UTF-8, and questions go
-to standard error. Text is in the stream's own encoding, with escapes for characters that it lacks.
+to standard error. Without --json the output has its own encoding, for example the terminal's, with
+escapes for characters that the encoding lacks.
 Names, headers and bodies are untrusted: they are shown without markup or control characters.
 """
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="sqlqueue",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # it would print local variables
+    pretty_exceptions_enable=False,  # pretty exceptions would print local variables
 )
 for module in (endpoints, messages, queues, selftest, demo):
     app.add_typer(module.app)

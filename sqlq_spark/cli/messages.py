@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 app = Typer()
 
-GROUP = ("messages", "failed queue", "exception")  # of failed messages
-# ServiceControl forwards copies of messages to a queue of such a name.
+GROUP = ("messages", "failed queue", "exception")  # columns of the table of groups
+# The reason why a queue *.log is refused.
 COPIES = (
     "an error queue. The messages of a queue *.log are copies, which ServiceControl forwarded, and "
     "an endpoint would handle a message twice. If they are originals, add --copies"
@@ -50,7 +50,7 @@ ONE_TOPIC = (
     "a type's full name, as Shop.OrderPlaced. Give each type a --topic of its own. A name with its "
     "assembly, as 'Shop.OrderPlaced, Shop', is for --message-type"
 )
-# The bytes of a body that `browse` shows. The width of the terminal may cut it further.
+# How many bytes of a body `browse` shows. The width of the terminal may cut the text further.
 LONGEST_SHOWN_BODY = 200
 
 
@@ -272,7 +272,7 @@ def return_planned(
     Return the planned messages, and print why some of them stay.
 
     Returns:
-        How many were returned; and by the reason, how many of the chosen messages stay.
+        How many messages were returned. And by the reason, how many of the chosen messages stay.
     """
     from sqlq_spark.admin.return_to_source import give_back  # noqa: PLC0415 - see cli
 
@@ -461,7 +461,11 @@ def describe(found: Sequence[HeldReceipt]) -> str:
 def check_logins(
     connection: Connection, options: DatabaseOptions, found: Sequence[HeldReceipt]
 ) -> None:
-    """Refuse receipts whose login may not receive from their queue, unless the options allow it."""
+    """
+    Refuse a receipt if the login that wrote it may not receive from the receipt's queue.
+
+    Options may allow it all the same.
+    """
     foreign = {
         parse_queue("queue", receipt.queue, options.naming): receipt
         for receipt in found
@@ -485,7 +489,7 @@ def end(
     without: Sequence[str] | None = None,
     **more: object,
 ) -> None:
-    """Return or drop receipts, each in its own transaction, which also records it."""
+    """Return or drop receipts, each in its own transaction, which also writes the audit trail."""
     done = {"return": "returned", "drop": "dropped"}[action]
     recorded = cli.keeps_trail(connection)
 

@@ -1,8 +1,8 @@
 """
-What the commands share: options, exit codes, the connection, the question, the answer, the error.
+What commands share: options, exit codes, how they connect, ask, print answers and report errors.
 
-A command of the class `Command` has shared options. It finds their values in `context.obj`, which
-is a `Shared`. The context also asks and answers, on a screen or in JSON.
+A command of the class `Command` has shared options. Their values are in `context.obj`, which is a
+`Shared`. The context also asks questions and prints answers, as text or as JSON.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ FOUND, USAGE, DATABASE, STOPPED = 1, 2, 3, 130  # exit codes
 
 
 def _address_forms() -> list[str]:
-    """Return how each database writes an address, with escapes for brackets, which are markup."""
+    """Return how each database writes an address. Brackets are escaped, because they are markup."""
     default, *others = DIALECTS.values()
     forms = [default.address_form, *(f"on {its.database}, {its.address_form}" for its in others)]
     return [form.replace("[", "\\[") for form in forms]
@@ -61,8 +61,8 @@ DOMAIN_HELP = (
     "NAME_reader and NAME_sender. The options of these names override them."
 )
 
-# Arguments and options that several commands have as parameters of their own. The help of another
-# one stands where its command declares it.
+# Arguments and options that are parameters of several commands. A parameter of only one command is
+# described where the command declares it.
 QueueName = Annotated[str, Argument(help=QUEUE_HELP)]
 MaybeQueue = Annotated[str | None, Argument(help="Show only this queue.")]
 Queues = Annotated[list[str] | None, Argument(help="Queues; by default all of the database.")]
@@ -78,14 +78,14 @@ StreamId = Annotated[str, Option(help=STREAM_HELP)]
 @dataclass(frozen=True, kw_only=True)
 class Shared:
     """
-    The options that commands share. A field is an option of the command line.
+    The options that commands share. Each field is an option of the command line.
 
-    A flag has its name written out, so that typer makes no `--no-…` beside it.
+    A flag states its name, for example "--yes". Otherwise typer would also make a flag `--no-yes`.
     """
 
     yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False
     as_json: Annotated[bool, Option("--json", help="Print JSON lines, for programs.")] = False
-    # Options of the data source, where their names are queryTimeout and so on.
+    # Options of the data source. There the names are queryTimeout and so on.
     query_timeout: Annotated[str, Option(help="Time limit of each statement, for example 10m.")] = (
         "30s"
     )
@@ -170,7 +170,7 @@ class Shared:
 
     @property
     def location(self) -> str:
-        """Return the url, with the environment's password unless something else gives one."""
+        """Return the url. If nothing else gives a password, it has that of the environment."""
         if not self.url:
             example = f"{EXAMPLES}, or set SQLQUEUE_URL"
             raise errors.MissingOption(option="--url", example=example)
@@ -203,7 +203,7 @@ class Shared:
 
 
 class Context(typer.Context):
-    """The context of a command: the shared options, and how it asks and answers by them."""
+    """The context of a command. It has the shared options, and asks and prints as they say."""
 
     obj: Shared
 
@@ -217,11 +217,10 @@ class Context(typer.Context):
 
     def confirm(self, what: str) -> None:
         """
-        Print what will be done, and ask. The question goes to standard error.
+        Print what will be done, and ask whether to continue.
 
-        With --json what will be done goes to standard error too.
-
-        Ctrl-C ends the process with exit code 130. Any answer but yes ends it with 1.
+        The question goes to standard error. With --json the text before it goes there too. Ctrl-C
+        ends the process with exit code 130. Any answer but yes ends it with 1.
         """
         self.note(f"This will {what}.")
         if self.obj.yes:
@@ -233,13 +232,13 @@ class Context(typer.Context):
 
     def follow(self, batches: Iterable[int], what: str, total: int, done: str) -> int:
         """
-        Show the progress of batches on standard error, on a terminal only; return their sum.
+        Do the work of batches, and return how many messages they had.
 
-        A batch is done when it is read from `batches`, which gives the number of its messages.
-        Ctrl-C prints how many messages were `done`, for example `deleted`.
+        The progress is shown on standard error, if that is a terminal. Ctrl-C prints how many
+        messages were `done`, for example `deleted`.
 
         Args:
-            batches: does the work.
+            batches: does one batch at each step, and yields how many messages it had.
             what: the noun of the numbers, for example `message`.
             total: the expected sum.
             done: the verb for Ctrl-C.
@@ -257,18 +256,18 @@ class Context(typer.Context):
         return gone
 
     def note(self, text: str) -> None:
-        """Print a line beside the answer."""
+        """Print a line that is not the answer: with --json on standard error."""
         (say_error if self.obj.as_json else say)(text)
 
     def answer(self, value: object, text: str) -> None:
-        """Print a result: a value as JSON, or a line of text."""
+        """Print the answer: with --json the value, otherwise the text."""
         if self.obj.as_json:
             screen.print_json(value)
         else:
             say(text)
 
     def show(self, columns: Sequence[ShownColumn], rows: Sequence[Any], title: str) -> None:
-        """Print rows, which are dataclasses, as JSON lines or as a table of some columns."""
+        """Print rows, which are dataclasses: with --json as lines, otherwise as a table."""
         if not self.obj.as_json:
             screen.out().print(screen.draw_rows(columns, rows, title))
             return
@@ -291,7 +290,7 @@ def public_name(name: str) -> str:
     return re.sub("_(.)", lambda found: found[1].upper(), name)
 
 
-# typer makes an option of each field, as of each parameter of a command.
+# typer makes an option of each field of Shared, as it does of each parameter of a command.
 shared_options = typer.Typer(add_completion=False)
 shared_options.command()(Shared)
 PARAMETERS: dict[str, Any] = {
@@ -316,7 +315,7 @@ class Command(TyperCommand):
     meanings: ClassVar[dict[str, str]] = {}
 
     def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - typer passes them
-        """Add the shared options behind those of the command."""
+        """Add the shared options after the command's own options."""
         super().__init__(*args, **settings)
         for name in self.shared:
             option = copy(PARAMETERS[name])
@@ -354,7 +353,7 @@ class StateCommand(Command):
     shared = ("state_schema", *Command.shared)
 
 
-# The options of `create` and `script` on what they make beside an endpoint's queue.
+# Options of `create` and `script`. They say what to make beside an endpoint's queue.
 ENDPOINT_QUEUES = ("instance", "qualifier", "error", "audit", "delayed", "body_string")
 ALL_STATES = "Look at this schema only; by default at all that you may enter."
 

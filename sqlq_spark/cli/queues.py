@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 app = Typer()
 
-# --watch pauses at least so many times as long as a look took, because a look counts rows.
+# A look counts rows. So a pause of --watch is at least this many times as long as the last look.
 PAUSE_FACTOR = 4.0
 # --watch continues after these errors.
 TEMPORARY_ERRORS = (
@@ -99,7 +99,7 @@ def stats_command(
     if openmetrics == "-":
         write_utf_8()
     on_screen = watch and not openmetrics and not as_json and sys.stdout.isatty()
-    # An error is shown below the screen until the next look.
+    # An error that is printed during --watch is visible below the tables until the next look.
     live = Live(console=screen.out(), screen=True, auto_refresh=False, redirect_stderr=False)
     show = (
         partial(live.update, refresh=True)
@@ -111,7 +111,7 @@ def stats_command(
         for done, now in enumerate(looks(session, queues or [], options, interval), 1):
             if openmetrics == "-":
                 sys.stdout.write(stats.to_metrics(now, state_schema))
-            elif openmetrics:  # the collector's login may read the file
+            elif openmetrics:  # 0o644, so that the collector's user can read the file
                 write(openmetrics, stats.to_metrics(now, state_schema), "--openmetrics", 0o644)
             elif as_json:
                 screen.print_json(stats.to_json(now))
@@ -126,9 +126,10 @@ def looks(
     session: Session, names: Sequence[str], options: DatabaseOptions, interval: float
 ) -> Iterator[Look]:
     """
-    Look and pause, again and again.
+    Look and pause, again and again, without an end.
 
-    After a temporary error it says so, and tries again. An error of the first look is raised.
+    A temporary error is printed, and the next look tries again. An error of the first look is
+    raised.
     """
     before: Look | None = None
     while True:
@@ -201,7 +202,7 @@ def report_command(
 
 
 def write(name: str, text: str, option: str, mode: int) -> None:
-    """Replace a file by a complete new one of this mode."""
+    """Replace a file, in one step, by a new one with the permissions `mode`."""
     path = Path(name)
     try:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:

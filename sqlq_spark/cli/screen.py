@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # Ctrl-C raises one of these. While a statement runs, the database driver cancels the statement.
 CTRL_C = (KeyboardInterrupt, Cancelled)
-# The width without a terminal, in columns. It cuts little of what a program reads.
+# The width of the output if there is no terminal, in characters. Little is longer and is cut.
 NO_TERMINAL = 160
 NO_QUEUES = (
     "no queues: this login may read no table of this database that has the columns of a queue"
@@ -101,8 +101,8 @@ def draw(columns: Sequence[tuple[str, Sequence[Cell]]], title: str) -> Renderabl
     """
     Draw a table. Its last column is cut at the terminal's width.
 
-    Other columns are cut only if that is not enough. If a terminal is too narrow, columns that say
-    nothing are left out.
+    Other columns are cut only if that is not enough. If a terminal is too narrow, columns that have
+    only `-` or 0 are left out.
     """
     if not columns or not columns[0][1]:
         return Text(f"no {title}", "dim")

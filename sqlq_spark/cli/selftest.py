@@ -25,7 +25,7 @@ app = typer.Typer()
 
 DRIVERS = {package for names in DIALECTS.values() for package in names.driver_packages}
 PACKAGES = {"sqlq-spark", "pyarrow", *DRIVERS}
-# Kinds of databases of which a server may have several collations.
+# The kinds of databases for which a server has several collations.
 COLLATED = " or ".join(f"a {names.database}" for names in DIALECTS.values() if names.collations)
 
 

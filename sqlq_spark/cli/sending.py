@@ -6,7 +6,8 @@ If the body is a JSON string, its text is sent. The JSON text of any other value
 has it, byte for byte.
 
 A line with `seq` is a row that `sqlqueue browse --json` printed. It keeps its row id, so that a
-message without the header MessageId keeps its identity too. Its null body is empty.
+message without the header MessageId keeps its identity too. If its body is null, the sent body is
+empty.
 """
 
 from __future__ import annotations
@@ -59,9 +60,10 @@ SCHEMA = pa.schema(
     }
 )
 FIELDS = (*frame.WRITTEN, "bodyBase64")
-# Fields that a line as received must not have, because its headers have their values.
+# With --as-received a line must not have these fields, because its headers have their values.
 STATED = ("correlationId", "replyToAddress", "timeToBeReceived")
-# With one of these fields a message becomes other rows than the one that was read.
+# A browsed line with one of these fields does not become the row that was read, but other rows. So
+# it does not keep its row id.
 ELSEWHERE = {"topics", "delay", "deliverAt"}
 LONGEST_SHOWN = 64  # characters of a value in an error
 
@@ -86,7 +88,8 @@ def read_lines(
     Read all messages into tables of CHUNK_ROW.
 
     Args:
-        session: gives addresses as the database writes them. It is opened only if a row has one.
+        session: gives addresses as the database writes them, and its time. It is opened only if a
+            row needs one of these.
         options: the defaults of all messages.
         source: JSON lines, or the body of the only message. Blank lines are skipped.
         headers: added to every message that does not have them.
@@ -102,7 +105,7 @@ def read_lines(
         own_address=lambda address: session.open().canonical(address),
         rows_choose=True,
     )
-    numbers: list[int] = []  # of the lines that became rows
+    numbers: list[int] = []  # the numbers of the lines that became rows
     if is_body:
         rows = iter([{"body": source.read(), "headers": [*headers.items()]}])
         numbers.append(1)
@@ -138,7 +141,7 @@ def insert(
     try:
         inserted = send_in_transaction(connection, options, partial(work, rows=chunks))
     except StatementRefused:
-        # The first transaction is undone. A row id may be in the queue already.
+        # The first transaction is undone. Its cause may be a row id that is in the queue already.
         renamed = sum(len(chunk["id"]) - chunk["id"].null_count for chunk in chunks)
         if not renamed:
             raise
@@ -161,7 +164,7 @@ def answer_sent(
     sent: pa.Table,
     inserted: Inserted,
 ) -> None:
-    """Print how many of the messages went to which queues, were published, and are delayed."""
+    """Print how many messages went to each queue, how many were published, and how many wait."""
     waiting = find_waiting(sent)
     topics = topics_of(sent)
     waits = 0 if waiting is None else pc.sum(waiting).as_py()
@@ -186,7 +189,7 @@ def answer_sent(
 def _rows(
     lines: Iterable[bytes], headers: dict[str, str], numbers: list[int], options: SinkOptions
 ) -> Iterator[dict[str, Any]]:
-    """Read lines into rows, and add the number of each to a list."""
+    """Yield a row for each line, and append the line's number to `numbers`."""
     for number, line in enumerate(lines, 1):
         text = line.removeprefix(codecs.BOM_UTF8)
         if text.strip():
@@ -250,7 +253,7 @@ def _refuse_losses(stated: Mapping[str, Member], options: SinkOptions) -> None:
 
 
 def _row_id(text: str) -> bytes | None:
-    """Return the row id of a browse; None for another text, which is only a message id."""
+    """Return the row id that `browse` printed; None if the text is only a message id."""
     try:
         found = UUID(text)
     except ValueError:
@@ -264,8 +267,8 @@ def _row_id(text: str) -> bytes | None:
 class Member(NamedTuple):
     """A member of a line's object."""
 
-    value: Any  # An object is a tuple of its members. A number is a float, which nobody reads.
-    text: str  # of the value, as the line has it
+    value: Any  # An object is a tuple of its members. A number is a float that is not used.
+    text: str  # the text of the value, as the line has it
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -287,7 +290,7 @@ def read_members(text: str) -> dict[str, Member]:
     Read the members of a JSON object, each with its own text.
 
     Raises:
-        ValueError: it is no JSON object, has NaN or Infinity, or has a name twice.
+        ValueError: the text is no JSON object, has NaN or Infinity, or has a name twice.
     """
     try:
         return _read_object(text)
@@ -367,7 +370,8 @@ def _headers(member: Member) -> list[tuple[str, str | None]]:
     return [*pairs]
 
 
-# Field of a line → what reads its value, if Arrow does not, and what is expected.
+# Field of a line → a function that reads its value, and what is expected. The values of all other
+# fields are texts.
 READERS: dict[str, tuple[Callable[[Member], Any], str]] = {
     "body": (_body, "text without half of a surrogate pair"),
     "bodyBase64": (lambda member: base64.b64decode(member.value, validate=True), "base64"),

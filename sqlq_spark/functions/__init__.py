@@ -2,34 +2,37 @@
 Column functions that read the headers of received messages, and that make messages to send.
 
 All are Spark expressions. No Python runs, and the results do not depend on ANSI mode or the session
-time zone. A bad header raises no error in a function that reads. Its `headers` is the column of a
-read, or its name: a map, or with `json=True` the text of `headersFormat=json`. Spark reads this
-text leniently: it ignores what follows the object, and gives a value that is not a string as JSON.
-Set the option `errorQueue` of the read to exclude such messages.
+time zone. A function that reads headers raises no error for a bad header. Its parameter `headers`
+is the headers column of a read, or the column's name. The column is a map or, with `json=True`, the
+text of `headersFormat=json`. Spark reads this text leniently: it ignores what follows the object,
+and gives a value that is not a string as JSON. Set the option `errorQueue` of the read to exclude
+such messages.
 
 `reply`, `send`, `publish`, `forward`, `return_to_source`, `fail`, `retry_later` and
 `acknowledge_retries` return the columns of messages to send, one message for each row:
 `received.select(*reply(…))`. The columns are `body`, `headers` (always JSON text, so that frames
-can be united) and, depending on the function, `queue`, `topics`, `id` and `delay`. They leave out
-`queue` and `seq` of the read, which say where a message came from. The sink adds MessageId,
-TimeSent, ReplyToAddress and the sender: OriginatingEndpoint, OriginatingMachine and a host id. So
-the functions compute the same result at each retry. The times of failures, retries and
-acknowledgements are `current_timestamp()`. In a stream that is the time of the batch, which a
-replay repeats.
+can be united) and, depending on the function, `queue`, `topics`, `id` and `delay`. The read's own
+`queue` and `seq`, which say where a message came from, are not among them. The sink adds MessageId,
+TimeSent, ReplyToAddress and the sender: OriginatingEndpoint, OriginatingMachine and a host id. The
+functions do not, so they compute the same result at each retry. The times of failures, retries and
+acknowledgements are `current_timestamp()`. In a stream that is the time of the batch, which is the
+same in a replay.
 
-They share these parameters:
+The functions that make messages share these parameters:
 
-- `to`: a queue's address, or a Column of them; the sink's option `queue` overrides it. None: that
-  option is the destination.
-- `received`: alias of the frame, or struct column, that has the columns of the received message, if
-  their names are ambiguous, for example after a join. Each function reads `id` and `headers`; those
-  that send a message on read `body`, and `fail` and `retry_later` read `queue` too.
+- `to`: a queue's address, or a Column of addresses. The sink's option `queue` overrides it. If `to`
+  is None, that option is the destination.
+- `received`: the alias of a frame, or a struct column, with the columns of the received message.
+  Give it if the columns' names are ambiguous, for example after a join. Each function reads `id`
+  and `headers`. Functions that send a message on also read `body`. `fail` and `retry_later` also
+  read `queue`.
 - `json`: whether the received headers are text.
 
 Measured on 100,000 messages of 14 headers, processor time for each message: message_type and
-time_sent 2 us from a map, 6 us from text; audit 1 and 4 us; reply 3 and 5 us. A read that makes
-maps takes about 3 us more. Text is therefore as fast for one select, and a map is faster for
-several. Functions in one select parse the headers once, except `header` of another name.
+time_sent take 2 us from a map and 6 us from text; audit 1 and 4 us; reply 3 and 5 us. A read that
+makes maps takes about 3 us more. Text is therefore as fast for one select, and a map is faster for
+several. Functions in one select parse the headers once in total. Only `header` parses them again,
+if it reads a header that no other function reads.
 """
 
 from __future__ import annotations
@@ -90,18 +93,20 @@ __all__ = [
 
 def header(headers: Column | str, name: str, *, json: bool = False) -> Column:
     """
-    Return one header; null if it is missing, or if the headers are null or not a JSON object.
+    Return one header. It is null if it is missing, or if the headers are null or no JSON object.
 
-    `name` is any text, case-sensitive. If a name is there twice, the last value counts.
+    `name` may be any text. It is case-sensitive. If the headers have the name twice, the last value
+    counts.
     """
     return values(headers, name, json=json)[0]
 
 
 def message_types(headers: Column | str, *, json: bool = False) -> Column:
     """
-    Return the full names of a message's types as an array, most derived first: its topics.
+    Return the full names of a message's types, which are its topics, as an array.
 
-    Invalid names are left out. Null if the header is missing.
+    The most derived type is the first. Invalid names are left out. The array is null if the header
+    is missing.
     """
     return full_names(header(headers, wire.ENCLOSED_MESSAGE_TYPES, json=json))
 
@@ -110,28 +115,29 @@ def message_type(headers: Column | str, *, json: bool = False) -> Column:
     """
     Return the full name of a message's most derived type: `Shop.Placed` of `Shop.Placed, Shop`.
 
-    A generic type keeps its arguments in brackets. Null if the header is missing, or does not begin
-    with a type name.
+    A generic type keeps its arguments in brackets. The result is null if the header is missing, or
+    does not begin with a type name.
     """
     text = header(headers, wire.ENCLOSED_MESSAGE_TYPES, json=json)
     return full_name_column(F.substring_index(text, wire.SEPARATOR, 1))
 
 
 def wire_time(text: Column | str) -> Column:
-    """Read `yyyy-MM-dd HH:mm:ss:ffffff Z` as a timestamp with microseconds; null: other text."""
-    # this pattern keeps the parts of a valid time, and nothing of any other text
+    """Read `yyyy-MM-dd HH:mm:ss:ffffff Z` as a timestamp. Any other text becomes null."""
+    # This pattern keeps the parts of a valid time, and nothing of any other text.
     valid = r"((?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2}):([0-9]{6}) Z"
-    # a cast, not a pattern, which depends on spark.sql.legacy.timeParserPolicy and may raise
+    # This casts, because to_timestamp with a pattern may raise an error, and depends on
+    # spark.sql.legacy.timeParserPolicy.
     return F.regexp_replace(text, rf"(?s)\A(?:{valid}|.*)\z", "$1.$2Z").try_cast("timestamp_ltz")
 
 
 def time_sent(headers: Column | str, *, json: bool = False) -> Column:
-    """Return when a message was sent; null if the header is missing or cannot be read."""
+    """Return when a message was sent, or null if the header is missing or cannot be read."""
     return wire_time(header(headers, wire.TIME_SENT, json=json))
 
 
 def deliver_at(headers: Column | str, *, json: bool = False) -> Column:
-    """Return when a delayed message was due; null if it was not delayed."""
+    """Return when a delayed message was due, or null if the message was not delayed."""
     return wire_time(header(headers, wire.DELIVER_AT, json=json))
 
 
@@ -140,13 +146,13 @@ def audit(headers: Column | str = "headers", *, json: bool = False) -> list[Colu
     Return columns about the processing of an audited message.
 
     Returns:
-        `processingStarted`, `processingEnded` (timestamps), `processingTime` (ended - started) and
-        `criticalTime` (ended - sent, or ended - due if it was delayed), both double, in seconds;
-        `processingEndpoint`, `conversationId` and `relatedTo`.
+        The timestamps `processingStarted` and `processingEnded`. As doubles, in seconds,
+        `processingTime` (ended - started) and `criticalTime` (ended - sent, or ended - due if the
+        message was delayed). As texts, `processingEndpoint`, `conversationId` and `relatedTo`.
     """
     conversation, related, endpoint, *times = values(headers, *AUDIT_HEADERS, json=json)
     sent, due, started, ended = map(wire_time, times)
-    # numbers, because few formats can store intervals
+    # The durations are numbers, because few formats can store intervals.
     last = F.unix_micros(ended)
     return [
         started.alias("processingStarted"),
@@ -164,7 +170,8 @@ def failure(headers: Column | str = "headers", *, json: bool = False) -> list[Co
     Return columns about the failure of a message in an error queue.
 
     Returns:
-        `failedQueue` (where it came from), `exceptionType`, `exceptionMessage`, `timeOfFailure`.
+        `failedQueue` (the queue in which the message failed), `exceptionType`, `exceptionMessage`
+        and `timeOfFailure`.
     """
     queue, kind, message, time = values(headers, *FAILURE_HEADERS, json=json)
     return [
@@ -179,8 +186,8 @@ def is_retried(headers: Column | str = "headers", *, json: bool = False) -> Colu
     """
     Return whether ServiceControl returned this message and waits for an acknowledgement.
 
-    The result is never null. ServiceControl knows each message by a GUID. Headers with another id
-    are not its own.
+    The result is never null. ServiceControl gives each message a GUID. If the header with the id
+    has another form, ServiceControl did not write it.
     """
     retry, queue = values(headers, RETRY_ID, RETRY_QUEUE, json=json)
     return (retry.rlike(RETRY_ID_FORM) & (queue != "")).eqNullSafe(other=True)
@@ -203,17 +210,21 @@ def reply(
 
     The destination is the ReplyToAddress of the received message. It is untrusted, and the sink
     rejects an invalid address. Do not set the option `queue` of the sink: it would be the
-    destination of all rows. Without ReplyToAddress `queue` is null. The batch then fails, unless
-    the option `undeliverable` names an error queue. The saga id is copied, so sagas get the reply.
+    destination of all rows. If there is no ReplyToAddress, `queue` is null. The batch then fails,
+    unless the option `undeliverable` names an error queue. The saga id is copied, so sagas get the
+    reply.
 
     Args:
-        body: of the message, a binary or string column, or a column's name.
-        message_type: the message's EnclosedMessageTypes, one name or several joined by `;`, most
-            derived first; a Column for different types in each row. None: the sink's option.
-        content_type: None: the sink's option.
-        headers: more headers, which override those that are made here; null is left out.
-        received: see above.
-        json: see above.
+        body: the body of the reply, a binary or string column, or a column's name.
+        message_type: the header EnclosedMessageTypes of the reply: one name, or several joined by
+            `;`, the most derived first. Give a Column if rows have different types. If it is None,
+            the sink's option `messageType` is used.
+        content_type: the header ContentType. If it is None, the sink's option `contentType` is
+            used.
+        headers: more headers. They override those that this function makes. A header that is null
+            is left out.
+        received: see the module's docstring.
+        json: see the module's docstring.
 
     Returns:
         `body`, `headers`, `queue`.
@@ -260,7 +271,8 @@ def publish(
 
     A message with corrupt headers is used too: its row id becomes RelatedTo. The arguments and
     errors are those of `reply`. `message_type` names the event's type and base types: each queue
-    subscribed to one of them gets a copy. None: the sink's options `messageType` and `topics`.
+    that is subscribed to one of them gets a copy. If it is None, the sink's options `messageType`
+    and `topics` are used.
 
     Returns:
         `body`, `headers` and, if `message_type` is set, `topics`.
@@ -285,10 +297,10 @@ def forward(
     """
     Forward the received messages unchanged, with their message ids. A null body becomes empty.
 
-    The forwarded message does not expire. An endpoint with the Outbox drops it if it has seen the
-    message id, for example of a message that it has audited. If a message has corrupt headers, the
-    query fails with an error that names it. `without` are names of headers to leave out; if there
-    are none, headers that are text stay as they are.
+    The forwarded message does not expire. An endpoint with the Outbox drops the message if it has
+    processed the message id before, for example the id of an audited message. If a message has
+    corrupt headers, the query fails with an error that names the message. `without` are names of
+    headers to leave out. If there are none, headers that are text stay as they are.
 
     Returns:
         `body`, `headers`, `id` and, if `to` is set, `queue`.
@@ -302,9 +314,9 @@ def return_to_source(*, received: str | None = None, json: bool = False) -> list
     Return messages of an error queue to the queues where they failed.
 
     Headers that begin with NServiceBus.Retries, .FailedQ, .TimeOfFailure and .ExceptionInfo are
-    left out. The destination is FailedQ; what `reply` says of ReplyToAddress holds for it. Corrupt
-    headers raise an error as in `forward`. So does the exception type SqlQueue.Poison, of a message
-    whose own headers could not be read.
+    left out. The destination is the header FailedQ, for which the rules of ReplyToAddress in
+    `reply` hold. Corrupt headers raise an error as in `forward`. The exception type SqlQueue.Poison
+    also raises an error, because the message's own headers could not be read.
 
     Returns:
         `body`, `headers`, `id`, `queue`.
@@ -332,13 +344,14 @@ def fail(
     Send the received messages to an error queue, as an endpoint does whose handler raised an error.
 
     Body, headers and message id are unchanged. The headers of the failure are added: FailedQ,
-    ExceptionInfo, TimeOfFailure, and which endpoint on which machine failed. Those of an earlier
-    failure are replaced. Corrupt headers raise an error as in `forward`.
+    ExceptionInfo, TimeOfFailure, and which endpoint on which machine failed. They replace the
+    headers of an earlier failure. Corrupt headers raise an error as in `forward`.
 
-    `exception_type` is for example `Shop.BadOrder`, `exception_message` the reason, cut at 16,384
-    characters, and `to` the error queue. `stack_trace` and `source` are left out if they are None
-    or null. `endpoint` is the ProcessingEndpoint; None: the name of the queue's table, which is the
-    name of the queue's endpoint. Each may be a Column, for different values in each row.
+    `exception_type` is for example `Shop.BadOrder`. `exception_message` is the reason. It is cut at
+    16,384 characters. `to` is the error queue. `stack_trace` and `source` are left out if they are
+    None or null. `endpoint` is the ProcessingEndpoint. If it is None, that is the name of the
+    queue's table, because a queue has the name of its endpoint. Each of these may be a Column, if
+    rows have different values.
 
     Returns:
         `body`, `headers`, `id` and, if `to` is set, `queue`.
@@ -361,14 +374,14 @@ def retry_later(
     json: bool = False,
 ) -> list[Column]:
     """
-    Send the received messages back to their queue after a delay; fail them after `most` retries.
+    Send the received messages back to their queue after a delay. Fail them after `most` retries.
 
-    This is the delayed retry of an endpoint. The header NServiceBus.Retries counts the retries. A
-    message whose header is not a number of at least 0 fails. `delay` is `hh:mm:ss`, milliseconds or
-    a timedelta; a Column of one of these for different delays. `to` is the error queue of messages
-    that fail; the sink's option `queue` cannot name it, because it would override the queue to
-    which the others come back. With `most` 0 all messages fail. The other arguments are those of
-    `fail`.
+    This is the delayed retry of an endpoint. The header NServiceBus.Retries counts the retries. If
+    that header is not a number of at least 0, the message fails. `delay` is `hh:mm:ss`,
+    milliseconds or a timedelta, or a Column if rows have different delays. `to` is the error queue
+    for messages that fail. Do not name it by the sink's option `queue`, because that would also
+    override the queue to which other messages come back. If `most` is 0, all messages fail. The
+    other arguments are those of `fail`.
 
     Returns:
         `body`, `headers`, `id`, `queue`, `delay`. For messages that fail `delay` is null, and
@@ -399,11 +412,11 @@ def retry_later(
 
 def acknowledge_retries(*, received: str | None = None, json: bool = False) -> list[Column]:
     """
-    Report to ServiceControl that messages that it returned were processed, as endpoints do.
+    Report to ServiceControl, as endpoints do, that messages which it returned were processed.
 
-    Select the messages by `is_retried`; another message raises an error:
-    `received.where(is_retried()).select(*acknowledge_retries())`. The address is untrusted. A
-    repeated acknowledgement has no effect.
+    Select the messages by `is_retried`, because any other message raises an error:
+    `received.where(is_retried()).select(*acknowledge_retries())`. The address of ServiceControl
+    comes from the message, so it is untrusted. A repeated acknowledgement has no effect.
 
     Returns:
         `body` (empty), `headers`, `queue`.

@@ -1,8 +1,9 @@
 """
 What the functions of this package share: how headers are read, and how messages are made.
 
-Each expression uses the column of headers once if possible. Spark computes equal parts of a
-projection once, but not inside of a condition. There it would parse a text several times.
+Each expression uses the column of headers only once if possible. Spark computes equal parts of a
+projection once. But it computes equal parts of a condition several times, so it would parse a text
+several times there.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
 
 Text: TypeAlias = "Column | str"
 
-# The strictest mode of Spark. With any option Spark parses the text once for all fields of a
-# struct, and without options once for each field. Spark's own limits are 20 million characters of a
-# value and 1000 digits of a number. A read has no such limits, so headers that a read accepts would
-# be corrupt here.
+# The strictest mode of Spark's JSON parser. With any option Spark parses the text once for all
+# fields of a struct, and without options once for each field. The limits replace Spark's own, which
+# are 20 million characters of a value and 1000 digits of a number. A read has no such limits, so
+# with Spark's own limits some headers that a read accepts would be corrupt here.
 STRICT = {
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
@@ -38,13 +39,14 @@ STRICT = {
     "maxNumLen": "2147483647",
 }
 
-# The full name of a type, up to the first comma outside brackets, as in wire/headers.py. Only
-# backslashes are left out. The quantifiers are possessive: a megabyte takes one pass and no stack.
+# The full name of a type, up to the first comma outside of brackets, as in wire/headers.py. Unlike
+# there, it has no backslash outside of brackets. The quantifiers are possessive, so a text of a
+# megabyte is read once and takes no stack.
 FULL_NAME = r"(?s)\A\s*+([^,\[\]\\\x00-\x1f\x7f]++(?:\[.*\][^,\[\]]*+)?)(?:,.*)?\z"
 
 EXCEPTION_MESSAGE = f"{wire.EXCEPTION_INFO}Message"
 
-# headers of a message that ServiceControl returned; it knows each message by a GUID
+# The headers of a message that ServiceControl returned. It gives each message a GUID.
 RETRY_ID = "ServiceControl.Retry.UniqueMessageId"
 RETRY_ID_FORM = r"(?i)\A[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\z"
 RETRY_QUEUE = "ServiceControl.Retry.AcknowledgementQueue"
@@ -63,7 +65,7 @@ FAILURE_HEADERS = (wire.FAILED_Q, returning.EXCEPTION_TYPE, EXCEPTION_MESSAGE, w
 # equal and Spark parses a text once for all functions in one select.
 READ_HEADERS = (wire.ENCLOSED_MESSAGE_TYPES, *AUDIT_HEADERS, *FAILURE_HEADERS)
 
-# headers that a message takes from the received one for which it is sent
+# headers of the received message from which the headers of a new message are made
 CAUSES = (
     wire.MESSAGE_ID,
     wire.CORRELATION_ID,
@@ -81,47 +83,47 @@ def received_column(received: str | None, name: str) -> Column:
 
 
 def values(headers: Text, *names: str, json: bool) -> list[Column]:
-    """Return several headers; a text is parsed once for all of them."""
+    """Return several headers. A text is parsed once for all of them."""
     if not json:
         return [F.try_element_at(headers, F.lit(name)) for name in names]
     fields = READ_HEADERS if {*names} <= {*READ_HEADERS} else names
-    # a struct, because a map of from_json would give the first of two equal names
+    # A struct has the last of two equal names. A map of from_json would give the first.
     kind = StructType([StructField(name, StringType()) for name in fields])
-    # Spark puts a corrupt text into the field of this name, so no header may have the name
+    # Spark puts a corrupt text into the field with this name. It is longer than each header's name.
     corrupt = {"columnNameOfCorruptRecord": "_" * (1 + max(map(len, fields)))}
     parsed = F.from_json(headers, kind, STRICT | corrupt)
     return [parsed.getField(name) for name in names]
 
 
 def present_values(received: str | None, *names: str, json: bool) -> list[Column]:
-    """Return several headers; an empty one is null: the transports treat it as missing."""
+    """Return several headers. An empty one is null, because transports treat it as missing."""
     headers = received_column(received, "headers")
     return [F.nullif(value, F.lit("")) for value in values(headers, *names, json=json)]
 
 
 def full_name_column(text: Column) -> Column:
-    """Return the full name of a type; null if it is invalid."""
+    """Return the full name of a type, or null if it is invalid."""
     return F.trim(F.get(F.regexp_extract_all(text, F.lit(FULL_NAME), F.lit(1)), 0))
 
 
 def full_names(text: Column) -> Column:
-    """Return the full names in a header EnclosedMessageTypes; invalid names are left out."""
+    """Return the full names in a header EnclosedMessageTypes, without invalid names."""
     return F.filter(F.transform(F.split(text, wire.SEPARATOR), full_name_column), F.isnotnull)
 
 
 def as_json(headers: Mapping[str, object]) -> Column:
-    """Return headers as text; a null is left out."""
+    """Return headers as JSON text. A header that is null is left out."""
     fields = (F.lit(value).alias(name) for name, value in headers.items() if value is not None)
-    # a struct: a map without nulls is slower, also on the way through Arrow into the sink
+    # A map without nulls is slower than a struct, also on the way through Arrow into the sink.
     return F.to_json(F.struct(*fields), {"ignoreNullFields": "true"})
 
 
 def wire_text(moment: Column) -> Column:
-    """Return a time as headers have it, in each time zone of the session."""
-    # without a pattern, which depends on spark.sql.legacy.timeParserPolicy
+    """Return a time as headers have it. The session's time zone does not matter."""
+    # No date_format, because patterns depend on spark.sql.legacy.timeParserPolicy.
     since = F.unix_micros(moment) * F.expr("INTERVAL '0.000001' SECOND")
     text = (F.expr("TIMESTAMP_NTZ '1970-01-01'") + since).cast("string")
-    # the cast leaves out zeros at the end
+    # The cast leaves out zeros at the end of the fraction.
     micros = F.rpad(F.substring(text, 21, 6), 6, "0")
     return F.format_string("%s:%s Z", F.substring(text, 1, 19), micros)
 
@@ -136,10 +138,10 @@ def sent_on(
     added: Mapping[str, Column] | None = None,
 ) -> list[Column]:
     """
-    Return a received message to send on, without some of its headers, and with others.
+    Return the columns that send a received message on, without some of its headers.
 
-    Headers are left out by `names` and by `prefixes` of names. `added` are headers of a failure.
-    They come at the end, and replace those of an earlier failure.
+    Headers with one of the `names`, or whose name begins with one of the `prefixes`, are left out.
+    `added` are headers of a failure. They come at the end, and replace those of an earlier failure.
     """
     row = received_column(received, "id")
     headers = received_column(received, "headers")
@@ -147,7 +149,7 @@ def sent_on(
         names = (*added, wire.RETRIES, wire.FL_RETRIES)
         prefixes = (wire.EXCEPTION_INFO,)
     if names or prefixes:
-        if json:  # a name may be in the map twice, as in the text
+        if json:  # a name that is in the text twice is also in the map twice
             text = F.coalesce(F.nullif(headers, F.lit("")), F.lit("{}"))
             headers = F.from_json(text, "map<string,string>", STRICT)
         kept = F.map_filter(
@@ -157,12 +159,13 @@ def sent_on(
     else:
         headers = F.coalesce(headers, F.lit("{}")) if json else F.to_json(headers)
     if added:
-        # not map_concat, which raises an error if the sender wrote a name twice
+        # The texts are joined, because map_concat raises an error if a sender wrote a name twice.
         inside, more = (
             F.substring(text, 2, F.length(text) - 2) for text in (headers, as_json(added))
         )
         insides = F.concat_ws(",", F.nullif(inside, F.lit("")), more)
-        headers = F.concat(F.lit("{"), insides, F.right(headers, F.lit(1)))  # null if they are
+        # The closing brace is taken from the headers, so the result is null if the headers are.
+        headers = F.concat(F.lit("{"), insides, F.right(headers, F.lit(1)))
     corrupt = F.format_string(
         "message %s cannot be sent on: its headers are corrupt; leave out rows whose headers are "
         "null, or give the read the option errorQueue",
@@ -177,7 +180,7 @@ def sent_on(
 
 
 def queue_of(to: Text | None) -> list[Column]:
-    """Return the column `queue` of a destination; nothing where there is none."""
+    """Return the column `queue` with a destination, or no column if `to` is None."""
     return [] if to is None else [F.lit(to).alias("queue")]
 
 
@@ -191,7 +194,11 @@ def effect(  # noqa: PLR0917 - what reply, send and publish take
     received: str | None,
     json: bool,  # noqa: FBT001
 ) -> list[Column]:
-    """Return a message that is sent for a received one: a reply to its sender, others to `to`."""
+    """
+    Return the columns of a message that is sent because of a received one.
+
+    A reply goes to the sender of the received message. Other messages go to `to`.
+    """
     if isinstance(message_type, str) and (reason := wire.types_problem(message_type)):
         raise BadFrame(
             done="sent",
@@ -219,7 +226,7 @@ def effect(  # noqa: PLR0917 - what reply, send and publish take
 
 
 def table_of(address: Column) -> Column:
-    """Return the table of a canonical address of any database; another text as it is."""
+    """Return the table of a canonical address of any database. Any other text stays as it is."""
     tables = []
     for names in DIALECTS.values():
         table = F.regexp_extract(address, names.table_in_address, 1)
@@ -247,7 +254,7 @@ def failure_of(  # noqa: PLR0917 - what fail and retry_later take
         **wire.host_headers(socket.gethostname()),
         wire.FAILED_Q: queue,
         returning.EXCEPTION_TYPE: exception_type,
-        # as endpoints cut it
+        # endpoints cut it at this length too
         EXCEPTION_MESSAGE: F.substring(F.lit(exception_message).cast("string"), 1, 16_384),
         f"{wire.EXCEPTION_INFO}Source": source,
         f"{wire.EXCEPTION_INFO}StackTrace": stack_trace,

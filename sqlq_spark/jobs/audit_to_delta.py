@@ -47,14 +47,14 @@ HEADERS = {
 }
 COMPUTED = {
     "messageId": "coalesce(messageId, id)",
-    # Earlier retries, by the endpoint or by an operator.
+    # How often the message was retried before. `retried` also counts retries by an operator.
     "delayedRetries": "try_cast(delayedRetries AS INT)",
     "immediateRetries": "try_cast(immediateRetries AS INT)",
     "retried": "retryId IS NOT NULL OR greatest(try_cast(delayedRetries AS INT), "
     "try_cast(immediateRetries AS INT), 0) > 0",
     "failed": "failedQueue IS NOT NULL OR exceptionType IS NOT NULL",
     "bodySize": "octet_length(body)",
-    # The UTC date of the processing, whatever the session's time zone. It is never in the future.
+    # The UTC date of the processing, in any time zone of the session. It is never in the future.
     "date": "date_from_unix_date(CAST(floor("
     "unix_seconds(least(coalesce(processingEnded, timeSent), received)) / 86400) AS INT))",
 }
@@ -62,7 +62,7 @@ COMPUTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class AuditSettings(OneDatabaseSettings, StreamSettings):
-    """What this job takes."""
+    """The settings of this job."""
 
     queue: str = setting("The audit queue.", default="audit")
     table: str = setting("The Delta table: a name, or a path with a slash in it.")
@@ -79,7 +79,7 @@ class AuditSettings(OneDatabaseSettings, StreamSettings):
     source: dict[str, str] = setting("More options of the data source.", pairs)
 
     def read(self) -> dict[str, str]:
-        """Return options of the data source. Headers are a map, because many columns read them."""
+        """Return options of the read. Headers are a map, because many columns are made of them."""
         return self.raw_options("source", self, queue=self.queue, headersFormat="map")
 
 
@@ -89,7 +89,7 @@ def run(spark: SparkSession, settings: AuditSettings) -> dict[str, Any]:
 
 
 def audit_rows(received: DataFrame, body_limit: int | None) -> DataFrame:
-    """Make the table's columns of those of a read. The column of a missing header is null."""
+    """Return a read's rows with the table's columns. A column is null if its header is missing."""
     rows = received.select(
         *("id", "seq", "correlationId", "headers", "corruptHeaders", "body"),
         *(functions.header("headers", name).alias(column) for column, name in HEADERS.items()),
@@ -112,8 +112,8 @@ def delete_old(spark: SparkSession, settings: AuditSettings) -> dict[str, int]:
     """
     Delete old rows in one commit, if the table exists.
 
-    The date selects the partitions. It comes from an endpoint's clock, which may be wrong. So a row
-    also stays for this time after it was received.
+    A row is old if its date and the time of its receipt are older than retentionDays. The date
+    selects the partitions, but it comes from an endpoint's clock, which may be wrong.
     """
     if settings.retention_days is None or not streams.has_table(spark, settings.table):
         return {}

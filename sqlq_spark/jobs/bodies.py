@@ -5,8 +5,8 @@ A body fits its schema if it is one JSON object, each field has the type of its 
 column that is NOT NULL has a value. A field without a column is ignored. A leading byte order mark
 is skipped. A message whose body does not fit goes to the error queue.
 
-`from_json` alone ignores what follows the object. So a body is parsed inside another object, and
-its values are counted inside an array. Only one JSON value is valid in both places.
+`from_json` alone ignores text after the object. So a body is parsed as a field of another object,
+and its values are counted as elements of an array. Only one JSON value is valid in both places.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-# The column of the stream that names the schema that a body does not fit.
+# The stream's column with the name of the schema that the body does not fit; null if it fits.
 UNFIT_BODY = "unfitBody"
 EXCEPTION = "sqlq_spark.UnfitBody"
-# Fields of the object around a body.
+# The fields of the object in which a body is parsed.
 BODY = "body"
 CORRUPT = "corrupt"
-# An exponent that no double has. For a DECIMAL Spark writes out all digits of such a number before
-# it checks the precision. That took 30 s for 1e3000000, and did not end for 1e100000000.
+# A number with an exponent that no double has. If the column is a DECIMAL, Spark writes out all
+# digits of such a number before it checks the precision. That took 30 s for 1e3000000, and did not
+# end for 1e100000000.
 HUGE = "([0-9.][eE])([+-]?[0-9]{4})"
-# The body without a byte order mark.
+# SQL expressions: the body as text without a byte order mark, and whether it is UTF-8.
 TEXT = "ltrim('\ufeff', CAST(body AS STRING))"
 UTF8 = "is_valid_utf8(CAST(body AS STRING))"
-# Whether the text is at most one JSON value: nothing may follow its first value.
+# SQL expression: whether the body has one JSON value and nothing behind it.
 ONE_VALUE = f"{UTF8} AND json_array_length(concat('[', {TEXT}, ']')) = 1"
 
 
 class Schema(NamedTuple):
     """The columns of a body."""
 
-    types: tuple[str, ...]  # the message types that have it; empty: all messages
+    types: tuple[str, ...]  # the message types with this schema; if empty, all messages have it
     columns: StructType
     names: dict[str, str]  # field → the table's column
     name: str  # the stream's column that holds the parsed bodies
@@ -53,7 +54,7 @@ def add_columns(frame: DataFrame, schemas: Sequence[Schema]) -> DataFrame:
     """
     Add the parsed bodies and UNFIT_BODY to the rows of a stream.
 
-    A parsed body is null for a message of another type, or if it is not one value.
+    A parsed body is null if the message has another type, or if the body is not one JSON value.
     """
     parsed, unfit = [], [F.expr("CAST(NULL AS STRING)")]
     for each in schemas:
@@ -71,9 +72,10 @@ def add_columns(frame: DataFrame, schemas: Sequence[Schema]) -> DataFrame:
 
 def reason(schema: Schema) -> Column:
     """
-    Return why a body does not fit a schema: fields of another type, or else missing fields.
+    Return why a body does not fit a schema.
 
-    The reason is null for a message of another schema.
+    The reason names the fields of a wrong type or, if there are none, the missing fields. It is
+    null if UNFIT_BODY does not name this schema.
     """
     body = F.col(schema.name)[BODY]
     wrong = [
@@ -103,10 +105,11 @@ def reason(schema: Schema) -> Column:
 
 def parse_safely(columns: StructType) -> Column:
     """
-    Parse a body as `from_json` does, but let no number for a DECIMAL keep Spark busy.
+    Parse a body as `from_json` does, but without a DECIMAL of a HUGE number, which takes too long.
 
-    A body with HUGE numbers is first parsed without them. If it fits then, the numbers are only in
-    texts, and none is for a DECIMAL. So it is safe to parse the unchanged body.
+    A body with HUGE numbers is first parsed with other text in their place. If the body then fits
+    its schema, these numbers are only parts of texts, and none is for a DECIMAL. So it is safe to
+    parse the unchanged body.
     """
     text = F.expr(TEXT)
     if "decimal(" not in columns.simpleString():
@@ -120,7 +123,11 @@ def parse_safely(columns: StructType) -> Column:
 
 
 def from_json(columns: StructType, text: Column) -> Column:
-    """Parse a body inside an object: `body` is the struct, `corrupt` is null if all was parsed."""
+    """
+    Parse a body as a field of another object.
+
+    In the result the field `body` is the struct, and `corrupt` is null if all was parsed.
+    """
     around = StructType([StructField(BODY, columns), StructField(CORRUPT, StringType())])
     wrapped = F.concat(F.lit(f'{{"{BODY}":'), text, F.lit("}"))
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT, "timeZone": "UTC"}
@@ -131,15 +138,15 @@ def find_required(kind: DataType, value: str, path: str = "") -> list[tuple[str,
     """
     Find the fields that are NOT NULL, also in structs, arrays and maps.
 
-    They are needed because `from_json` makes all fields nullable.
+    `from_json` makes all fields nullable, so this package must check them.
 
     Args:
         kind: the type of the value.
         value: an SQL expression of this type.
-        path: the names of the fields around it.
+        path: the names of the fields around the value, joined by dots.
 
     Returns:
-        The path of each field, and an SQL test whether it is null.
+        The path of each NOT NULL field, and an SQL condition that is true if the field is null.
     """
     if isinstance(kind, StructType):
         found = []
@@ -161,12 +168,13 @@ def find_required(kind: DataType, value: str, path: str = "") -> list[tuple[str,
 
 def parse(spark: SparkSession, ddl: Mapping[str, str], taken: Iterable[str]) -> list[Schema]:
     """
-    Parse the schemas of a job; types with the same text share a schema.
+    Parse the schemas of a job. Message types with the same DDL share a schema.
 
     Args:
         spark: the session, which must be active.
         ddl: full name of a message type, or "" for all messages → DDL.
-        taken: names of the table's other columns; a field `id` becomes the column `body_id`.
+        taken: names of the table's other columns. If one is `id`, a body's field `id` becomes the
+            column `body_id`.
 
     Raises:
         BadSettings: the DDL is not valid, or names a column twice.

@@ -47,7 +47,7 @@ NOT_OURS = {
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaToQueueSettings(OneDatabaseSettings, StreamSettings):
-    """What this job takes."""
+    """The settings of this job."""
 
     table: str = setting("The Delta table: a name, or a path, with a slash in it.")
     changes: str = setting(
@@ -101,7 +101,8 @@ class DeltaToQueueSettings(OneDatabaseSettings, StreamSettings):
         reader = spark.readStream.options(**self.delta, readChangeFeed=feed)
         rows = streams.read_table(reader, self.table).where(self.where or "true")
         if feed:
-            rows = rows.where("_change_type <> 'update_preimage'")  # the row before an update
+            # An update_preimage is the row as it was before an update.
+            rows = rows.where("_change_type <> 'update_preimage'")
         columns = {"body": "to_json(struct(*))", **self.columns}
         return rows.select(*(F.expr(text).alias(name) for name, text in columns.items()))
 

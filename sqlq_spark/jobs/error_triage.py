@@ -68,10 +68,10 @@ with suppress(ImportError):  # the runner says what to install
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-# A frame of a stack, as `   at Shop.Sales.Handle(Order order) in C:\Shop.cs:line 42`, up to the
-# closing parenthesis. With (?d) only \n ends a line, and no part of a frame contains any end of a
-# line. The quantifiers are possessive. So each character of a text is read a constant number of
-# times. With Java's own ends of lines, a text of 80,000 times U+2028 took 48 s.
+# A frame of a stack, for example `   at Shop.Sales.Handle(Order order) in C:\Shop.cs:line 42`, up
+# to the closing parenthesis. With (?d) only \n ends a line, and no part of a frame contains any end
+# of a line. The quantifiers are possessive. So each character of a text is read a constant number
+# of times. With Java's own ends of lines, a text of 80,000 times U+2028 took 48 s.
 ENDS = r"\r\n\x0b\f\u0085\u2028\u2029"
 FRAME = rf"(?md)^[ \t]++[^\s({ENDS}]++[ \t]++([^\s({ENDS}][^({ENDS}]*+\([^){ENDS}]*+\))"
 GUID = r"(?i)[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
@@ -79,12 +79,12 @@ NUMBERED = r"(?<=__|DisplayClass)[0-9]++(?:_[0-9]++)*+"  # as in <Handle>d__5, D
 ADDRESS = r"0x[0-9a-fA-F]++"
 QUOTED = r"\"[^\"]*+\"|'[^']*+'"
 NUMBER = r"[0-9]++"
-# Patterns are looked for in this many characters of a stack trace or a message.
+# Patterns are looked for in only this many first characters of a stack trace or a message.
 LONGEST_TEXT = 64 << 10
 
-# The time when a message failed. Without such a header it is the time when it was collected.
+# The time when a message failed or, if it lacks this header, the time when it was collected.
 SEEN = "coalesce(timeOfFailure, collected)"
-MOST_QUEUES = return_to_source.MOST_SOURCES  # to which a run returns messages
+MOST_QUEUES = return_to_source.MOST_SOURCES  # to how many queues a run returns messages
 IS_POISON = f"exceptionType <=> '{wire.POISON_TYPE}'"
 COLUMNS = (
     "id AS failureId",
@@ -117,7 +117,7 @@ GROUPS = (
 
 @dataclass(frozen=True, kw_only=True)
 class TriageSettings(OneDatabaseSettings, StreamSettings):
-    """What this job takes."""
+    """The settings of this job."""
 
     error_queue: str = setting("The error queue.")
     table: str = setting("The Delta table of failures: a name, or a path with a slash in it.")
@@ -159,9 +159,9 @@ class TriageSettings(OneDatabaseSettings, StreamSettings):
         """
         Return options of the read.
 
-        Streams move messages with long headers to this queue. They must not stop this job, which
-        has no error queue. It parses no headers in a transaction, so headers need no limit here
-        beside that of the whole message.
+        Streams move messages with long headers into the error queue. Such a message must not stop
+        this job, which has no error queue of its own. The job parses no headers in a transaction.
+        So the only limit on headers is the limit on the whole message.
         """
         given = {name.lower(): text for name, text in self.source.items()}
         return self.raw_options(
@@ -174,7 +174,7 @@ class TriageSettings(OneDatabaseSettings, StreamSettings):
         )
 
     def write(self, request: str) -> dict[str, str]:
-        """Return options of the sink, by which a request is sent only once."""
+        """Return options of the sink. Because of `request`, a request is sent only once."""
         return self.raw_options(
             "sink",
             self,
@@ -224,10 +224,10 @@ def retry(spark: SparkSession, settings: TriageSettings) -> dict[str, Any]:
 
 def tidy(spark: SparkSession, settings: TriageSettings) -> dict[str, int]:
     """
-    Delete settled failures that are old, and overwrite the table of groups, each in one commit.
+    Delete old failures that were returned, and overwrite the table of groups, each in one commit.
 
-    A failure is settled once it is marked as returned. A failure that waits for a decision stays,
-    and so does one with a request that is not finished.
+    A failure that is not marked as returned stays. It waits for a decision, or its request is not
+    finished.
     """
     done: dict[str, int] = {}
     table = settings.table
@@ -253,11 +253,11 @@ def digest() -> Column:
 
     It is computed from the exception's type and stack trace. It leaves out what differs between
     failures or builds: line numbers, files, addresses, guids, numbers from the compiler and
-    translated words. Without a stack trace the message is used, without numbers and quoted text.
-    Only the first LONGEST_TEXT characters of either text are read.
+    translated words. If there is no stack trace, the exception's message is used instead, without
+    numbers and quoted text. Of each text only the first LONGEST_TEXT characters are read.
 
     The digest is made of Spark expressions. None of them raises an error, and each reads its text
-    once.
+    only once.
     """
     _, kind, text, _ = functions.failure(json=True)
     whole_trace = functions.header("headers", f"{wire.EXCEPTION_INFO}StackTrace", json=True)
@@ -279,15 +279,14 @@ def mask(text: Column, *patterns: str) -> Column:
 
 def failures(received: DataFrame) -> DataFrame:
     """
-    Make rows of a table of failures of the messages of an error queue.
+    Return the rows of the table of failures for the messages of an error queue.
 
     Args:
-        received: a read with headersFormat=json.
+        received: the messages, read with headersFormat=json.
 
     Returns:
-        Headers, body, and columns of the failure. `failedQueue` is null for a poison message,
-        because Spark can read some headers that an endpoint cannot. It would return them as a
-        different message.
+        Headers, body, and columns of the failure. `failedQueue` is null for a poison message.
+        Spark can read some headers that an endpoint cannot, so it would return another message.
         `request` and `returned` are null until the message is returned.
     """
     is_readable = F.udf(lambda text: parse_headers(text) is not None, "boolean", useArrow=False)
@@ -308,7 +307,8 @@ class Retry:
     """
     Returns the failures of one table.
 
-    `totals` counts those that were returned, and `staying` by the reason those that were not.
+    `totals` counts the failures that were returned. `staying` counts, by the reason, the failures
+    that were not returned.
     """
 
     def __init__(self, spark: SparkSession, settings: TriageSettings) -> None:
@@ -330,7 +330,8 @@ class Retry:
         Finish the requests of earlier runs. If one cannot be finished, the others still are.
 
         Raises:
-            BadSettings: a request to give up is not pending. Then no request was given up.
+            BadSettings: the setting give_up names a request that is not pending. No request was
+                given up.
         """
         pending = self.pending()
         if strange := sorted({*self.settings.give_up} - {*pending}):
@@ -342,7 +343,7 @@ class Retry:
             self.finish(request, "resumed")
 
     def missing(self) -> list[str]:
-        """Return the chosen groups and ids that no failure of the table has."""
+        """Return those of the chosen groups and ids that no failure in the table has."""
         chosen = {*self.settings.groups, *self.settings.ids}
         names = F.explode(F.array("digest", "failureId", "messageId")).alias("name")
         found = self.rows.select(names).where(among("name", chosen)).distinct().collect()
@@ -352,7 +353,7 @@ class Retry:
         """
         Count failures that stay.
 
-        Senders choose the texts that a reason quotes. So beyond a limit the reasons are not kept.
+        Senders choose the texts that a reason quotes. So only MOST_REASONS reasons are kept.
         """
         if reason not in self.staying and len(self.staying) >= return_to_source.MOST_REASONS:
             reason = return_to_source.OTHER_GROUPS
@@ -362,8 +363,8 @@ class Retry:
         """
         Return the chosen failures: those of some groups, or with some ids of messages or failures.
 
-        At most `limit` failures are returned, the oldest first. Those that this run resumed count
-        too. Without a limit all are returned.
+        At most `limit` failures are returned, the oldest first. The failures of resumed requests
+        count too. If `limit` is None, all are returned.
         """
         left = "ALL" if limit is None else max(0, limit - self.totals["resumed"])
         groups, ids = among("digest", self.settings.groups), self.settings.ids
@@ -386,7 +387,8 @@ class Retry:
             request = str(uuid.uuid4())
             in_log(self.settings.write(request), dispatch.open_request)
             key, table = "errorQueue, seq, failureId", quote_table(self.settings.table)
-            # A newer commit of the table may have left fewer rows to choose.
+            # Another commit since the count may have left fewer rows, so the conditions are here
+            # again.
             merge = (
                 f"MERGE INTO {table} AS t USING (SELECT DISTINCT {key} FROM (SELECT {key} "  # noqa: S608 - by `literal`
                 f"FROM {table} WHERE {wanted} AND {among('failedQueue', there)} "
@@ -400,10 +402,10 @@ class Retry:
 
     def finish(self, request: str, total: str) -> None:
         """
-        Send the failures of a request, unless they were sent, and mark them.
+        Send the failures of a request, unless they were sent before, and mark them as returned.
 
         The failures stay if one of the request's queues no longer exists, or if the dispatch log
-        does not have the request. If the request was given up, they can be chosen again.
+        does not have the request. If the request was given up, its failures can be chosen again.
         """
         which = f"request = {literal(request)} AND returned IS NULL"
         counted = dict(chain.from_iterable(map(dict.items, by_queue(self.rows.where(which)))))
@@ -433,7 +435,7 @@ class Retry:
         self.totals["freed" if given_up else total] += messages
 
     def send(self, request: str, rows: DataFrame, counted: Iterable[str | None]) -> str:
-        """Send the failures of a request once; return why that is not possible, or ""."""
+        """Send the failures of a request. Return "", or the reason why that is not possible."""
         there, reasons = self.sources(counted)
         if reasons:
             found = "; ".join(sorted(set(reasons.values()))).rstrip(".")
@@ -451,11 +453,11 @@ class Retry:
         Find the canonical addresses of failed queues.
 
         Returns:
-            By the text in the header, the addresses of queues that can be sent to; and the reasons
-            why messages cannot be sent to the others.
+            Two dicts by the text in the header: the addresses of queues that can be sent to, and
+            the reasons why messages cannot be sent to the other queues.
         """
         source = SourceOptions.parse(self.settings.read()).address
-        # The rows name the queues, so the trust of the write decides.
+        # The rows of the table name the queues, so the options of the write say which are trusted.
         options = SinkOptions.parse(self.settings.write("check"))
         with Session(options, "triage") as session:
             connection = session.open()
@@ -476,14 +478,14 @@ class Retry:
 
 def by_queue(failures: DataFrame) -> Iterator[dict[str | None, int]]:
     """
-    Count failures by their failed queue, at most MOST_QUEUES at a time.
+    Count failures by their failed queue. Yield at most MOST_QUEUES queues at a time.
 
     A text that is longer than any address is cut.
     """
     queue = F.substring("failedQueue", 1, LONGEST_ADDRESS + 1).alias("queue")
     rows = (
         failures.groupBy(queue).count().coalesce(1).toLocalIterator()
-    )  # it runs a job for each partition
+    )  # coalesce, because toLocalIterator runs a job for each partition
     while page := list(islice(rows, MOST_QUEUES)):
         yield dict(page)
 
@@ -503,7 +505,7 @@ def among(column: str, values: Iterable[str]) -> str:
 
 
 def in_log(sink: Mapping[str, str], work: Callable[..., Any]) -> Any:  # noqa: ANN401 - of `work`
-    """Read or change a request in the dispatch log, by the options of the write that sends it."""
+    """Read or change a request in the dispatch log, with the options of the write that sends it."""
     options = SinkOptions.parse(sink)
     with StateSession(options, "triage") as session:
         sink_name = f"{dispatch.NAMED_SINK}{options.txn_app_id}"

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class MaintenanceSettings(OneDatabaseSettings):
-    """What this job takes."""
+    """The settings of this job."""
 
     queues: str | None = setting(
         "The queues, separated by commas; default: those of all streams.", default=None
@@ -75,8 +75,9 @@ def run(_: SparkSession | None, settings: MaintenanceSettings) -> dict[str, Any]
     Do the steps, one after the other.
 
     Returns:
-        `queues`; by step `expired`, `moved`, `findings`, `receipts`; and `found`, whether there is
-        an error or such receipts.
+        `queues`: how many queues; `expired` and `moved`: how many messages; `findings`: of all
+        checks; `receipts`: the streams that hold receipts and were not seen for days; `found`:
+        whether there is an error or such a stream.
     """
     options = settings.database
     named = isinstance(options, SourceOptions)
@@ -91,7 +92,7 @@ def run(_: SparkSession | None, settings: MaintenanceSettings) -> dict[str, Any]
                 if named or isinstance(error, errors.ConnectionLost):
                     raise
                 fix = "fix the queue, or list the queues to maintain in the setting queues"
-                # Anybody who may write a stream's row can name another owner's queue.
+                # Any login that may write a stream's row can name another owner's queue in it.
                 refused = isinstance(error, errors.TableRefused)
                 severity: Severity = "warning" if refused else "error"
                 finding = Finding(
@@ -122,10 +123,12 @@ def choose_queues(
     connection: Connection, settings: MaintenanceSettings
 ) -> tuple[dict[QueueAddress, str], list[Finding]]:
     """
-    Choose the named queues, or those of all streams. Without state tables there are none.
+    Choose the queues that the settings name. If they name none, choose the queues of all streams.
+
+    Without state tables there are no streams.
 
     Returns:
-        The queues that exist, with their names for people; and a finding for each stream's queue
+        The queues that exist, with their names for people. And a finding for each stream's queue
         that does not exist, or whose name is no address.
     """
     options = settings.database
@@ -150,7 +153,7 @@ def maintain(
     """
     Delete the expired messages of a queue and move its due ones, each batch in a transaction.
 
-    If the answer of the server is lost, only the counts are lost.
+    If the server's answer to a commit is lost, this runs again, and only the counts are too low.
     """
     expired = sum(purge.purge_expired(connection, queue))
     moved = 0
@@ -162,10 +165,10 @@ def maintain(
 
 def keep_state(connection: Connection, *, days: float) -> list[state_tables.Stream]:
     """
-    Delete what killed writes left, if this login may do that.
+    Delete the staged messages that killed writes left, if this login may do that.
 
     Returns:
-        The streams that hold receipts and were not seen for so many days.
+        The streams that hold receipts and were not seen for `days` days.
     """
     with suppress(errors.RightMissing), transaction(connection):
         delete_abandoned(connection)

@@ -54,14 +54,14 @@ SHARED = (*LOGIN_OPTIONS, "trustedOwners", "allowedDestinations", "queryTimeout"
 # A message type with a longer name gets no table of its own.
 LONGEST_TYPE = 1000  # characters
 OTHER = "other"  # the table of the types that have no table of their own
-STEM = 60  # the last characters of a type's name that its table's name contains
-# Types of a batch that get a table of their own, beside those that the settings name.
+STEM = 60  # how many last characters of a type's name are part of its table's name
+# How many types of a batch get a table of their own, besides the types that the settings name.
 MOST_TYPES = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
-    """What this job takes."""
+    """The settings of this job."""
 
     queues: str = setting("The queues, separated by commas.")
     table: str = setting("The table: a name, or for Delta a path, with a slash in it.")
@@ -109,7 +109,7 @@ class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
             "setting error_queue is missing: messages whose body does not fit the schema go "
             "there": ddl and self.error_queue is None,
         }
-        types = {OTHER: "other types"}  # the first of each table
+        types = {OTHER: "other types"}  # table name → the first type with this table
         for each, name in sorted(self.named.items()):
             first = types.setdefault(name.lower(), each)
             reason = f"setting names gives {each} and {first} the table {name}: expected the same "
@@ -132,7 +132,7 @@ class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
 
     @property
     def json(self) -> bool:
-        """Return whether headers are text."""
+        """Return whether the headers column is JSON text, not a map."""
         return self.form == "json"
 
     def read(self) -> dict[str, str]:
@@ -145,7 +145,7 @@ class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
         )
 
     def failures(self, application: str, number: int) -> dict[str, str]:
-        """Return options of the sink of failures."""
+        """Return options of the sink that sends messages with unfit bodies to the error queue."""
         own = {"queue": str(self.error_queue), "txnAppId": application, "txnVersion": str(number)}
         return self.shared | own
 
@@ -154,7 +154,7 @@ class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
         return {name: text for name, text in self.read().items() if name in SHARED}
 
     def answers(self) -> SinkOptions:
-        """Return options of the sink of answers to ServiceControl, which needs no state tables."""
+        """Return options of the sink that answers ServiceControl. It needs no state tables."""
         return SinkOptions.parse({**self.shared, "delivery": "atLeastOnce"})
 
     def options(self) -> Opened:
@@ -168,7 +168,7 @@ class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
         return self.format == "delta"
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """Return the rows to write. With split they lack the columns of bodies."""
+        """Return the rows to write, as a stream. With split they lack the columns of bodies."""
         appender = Appender(self)
         rows = appender.add_columns(streams.load_stream(spark, self.read()))
         return appender.columns(rows, appender.schema)
@@ -176,7 +176,7 @@ class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
 
 def read_ddl(message_type: str, given: str) -> str:
     """
-    Return the DDL of a setting: its text, or the content of the file .ddl that it names.
+    Return the DDL of a setting: the setting's text or, if it names a file .ddl, the file's content.
 
     Raises:
         BadSettings: the file cannot be read.
@@ -200,15 +200,16 @@ class Appender:
     """
     Writes a micro-batch into the table or tables, then failures, then acknowledges.
 
-    The table recognises a repeated write by a name and a number, and the sink of this package by
-    its dispatch log. So a job that is killed between these writes repeats the batch, and each of
-    them is done once. The names of the writes contain the rules that share a batch among them.
+    A table recognises a repeated write by a name and a number. The sink of this package recognises
+    it by its dispatch log. So a job that was killed between these writes repeats the whole batch,
+    and each write is done only once. The name of a write contains the rules that decide which rows
+    go to which table.
     """
 
     def __init__(self, settings: QueueToDeltaSettings) -> None:
         self.settings = settings
         self.schemas = list[bodies.Schema]()
-        self.schema: bodies.Schema | None = None  # of all messages
+        self.schema: bodies.Schema | None = None  # the schema of all messages, if there is one
 
     def add_columns(self, received: DataFrame) -> DataFrame:
         """
@@ -224,14 +225,14 @@ class Appender:
             functions.time_sent("headers", json=settings.json).alias("sentAt"),
             F.current_timestamp().alias(
                 "receivedAt"
-            ),  # the time of the batch, which a replay repeats
+            ),  # the time of the batch; a replay of the batch has the same time
         )
         self.schemas = bodies.parse(frame.sparkSession, settings.ddl, frame.columns)
         self.schema = self.schemas[0] if settings.schema else None
         return bodies.add_columns(frame, self.schemas)
 
     def columns(self, rows: DataFrame, schema: bodies.Schema | None) -> DataFrame:
-        """Return the columns of a table: those of a message, and those of its body."""
+        """Return the rows with a table's columns: those of a message, then those of its body."""
         added = {bodies.UNFIT_BODY, *(parsed.name for parsed in self.schemas)}
         columns = [F.col(name) for name in rows.columns if name not in added]
         if schema is not None:
@@ -244,7 +245,7 @@ class Appender:
         settings = self.settings
         iceberg = settings.format == "iceberg"
         append = table_writer.append_iceberg if iceberg else table_writer.append_delta
-        with suppress(PySparkException):  # serverless allows no persist: each use reads again
+        with suppress(PySparkException):  # serverless does not allow persist; each use reads again
             batch.persist()
         try:
             good, unfit = (
@@ -267,10 +268,10 @@ class Appender:
 
     def shares(self, rows: DataFrame) -> Iterator[tuple[str, DataFrame, bodies.Schema | None]]:
         """
-        Share the rows of a batch among the tables of their types.
+        Divide the rows of a batch among tables, by the message type.
 
-        The most frequent types have a table of their own. Gives each table's name, its rows, and
-        the schema of their bodies.
+        The most frequent types have a table of their own. Yields each table's name, its rows, and
+        the schema of its bodies or None.
         """
         if not self.settings.split:
             yield "table", rows, self.schema
@@ -296,9 +297,10 @@ def table_name(message_type: str) -> str:
     """
     Return a table's name for a type: `shop_orderplaced_5f1c0a9e` for `Shop.OrderPlaced`.
 
-    The name of a type is untrusted. The digest of it separates `Shop.Placed`, `shop.placed` and
-    `Shop_Placed`, even if table names are not case-sensitive. The table's name is always the same,
-    at most 69 letters, digits and underscores, and never `other`.
+    The name of a type is untrusted. With a digest of the type, `Shop.Placed`, `shop.placed` and
+    `Shop_Placed` get different tables, even if table names are not case-sensitive. A type always
+    gets the same table name. It has at most 69 letters, digits and underscores, and is never
+    `other`.
     """
     stem = re.sub(r"[^a-z0-9]+", "_", message_type.lower()).strip("_")[-STEM:].strip("_")
     digest = hashlib.sha256(message_type.encode("utf-8", "surrogatepass")).hexdigest()[:8]
@@ -306,19 +308,20 @@ def table_name(message_type: str) -> str:
 
 
 def place_of(table: str, name: str) -> str:
-    """Return a type's table: a folder below the path `table`, or a name that begins with it."""
+    """Return a type's table: a folder below the path `table`, or the name `table` and a suffix."""
     return f"{table.rstrip('/')}/{name}" if is_path(table) else f"{table}_{name}"
 
 
 def application(query: str, name: str, settings: QueueToDeltaSettings) -> str:
     """
-    Return the txnAppId by which Delta recognises a write: query, table, and rules of sharing.
+    Return the txnAppId by which Delta recognises a write: query, table, and rules.
 
-    It contains the rules, because they may change between a kill and the replay of a batch. Then
-    messages may be repeated in another table, but none is lost. `form` is one of the rules, because
-    with headers as text a poison message can have a type too. The schemas are rules, because they
-    decide whether a body is written or fails. With one table and no schemas the name is that of
-    Delta's own sink, so that a checkpoint can be used with both.
+    The rules decide which rows go to which table. They are part of the name, because they may
+    change between a kill and the replay of a batch. Then messages may be repeated in another table,
+    but none is lost. `form` is one of the rules, because a poison message has a type only if
+    headers are text. The schemas are rules, because they decide whether a message is written or
+    fails. With one table and no schemas the name is that of Delta's own sink, so that a checkpoint
+    can be used with both.
     """
     if not settings.split and not settings.ddl:
         return query

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RelaySettings(StreamSettings):
-    """What this job takes."""
+    """The settings of this job."""
 
     queues: str = setting("The queues, separated by commas.")
     targets: dict[str, str] = setting(
@@ -59,8 +59,8 @@ class RelaySettings(StreamSettings):
     error_queue: str = setting("The source's queue for poison messages, which are not copied.")
     source: dict[str, str] = setting("Options of the data source.", pairs)
     sink: dict[str, str] = setting("Options of the sink.", pairs)
-    source_database: DatabaseSettings  # source_url and so on
-    target_database: DatabaseSettings  # target_url and so on
+    source_database: DatabaseSettings  # the settings source_url and so on
+    target_database: DatabaseSettings  # the settings target_url and so on
 
     def read(self) -> dict[str, str]:
         return self.raw_options(
@@ -81,7 +81,7 @@ class RelaySettings(StreamSettings):
         return False
 
     def frame(self, spark: SparkSession) -> None:  # noqa: ARG002
-        """Let a dry run check both databases."""
+        """Check both databases for a dry run. Returns no rows."""
         find_routes(self)
 
 
@@ -90,8 +90,8 @@ def find_routes(settings: RelaySettings) -> dict[str, str]:
     Find where the messages of each queue go, and check that they can be sent there.
 
     Returns:
-        By the queue that is read, the queue that is sent to. Both are addresses as messages have
-        them, which name their databases.
+        By the queue that is read, the queue to which its messages are sent. Both are addresses as
+        they are in messages, with the name of the database.
 
     Raises:
         QueueNotWritable: a target is not a queue, or this login may not send to it.

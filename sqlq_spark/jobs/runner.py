@@ -1,11 +1,11 @@
 """
-Runs a job: reads its settings, does its work or looks at what it needs, and prints its totals.
+Runs a job: reads its settings, does its work or a dry run, and prints its totals.
 
 A job is a module with a docstring, a frozen dataclass of settings (settings.py) and a function
 `run(spark, settings)`, which returns totals. `Job` does the rest. Exit codes:
 
 - 0: The job is done.
-- 1: The job found something: its totals have `found` (maintenance and triage).
+- 1: The job found something: `found` in its totals is true (maintenance and triage).
 - 2: The usage or a setting is wrong.
 - 3: The database or Spark failed.
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 GOOD, FOUND_PROBLEMS, USAGE, FAILED = 0, 1, 2, 3  # exit codes
-# After one of these errors something must be changed before the next run.
+# After one of these errors the exit code is 2: a user must change something before the next run.
 UNUSABLE = (
     errors.BadInput,
     errors.MissingPackage,
@@ -52,10 +52,10 @@ UNUSABLE = (
 class Job:
     """A job as a program: the `main` of its module, which is an entry point of the wheel."""
 
-    doc: str | None  # the help
+    doc: str | None  # the text of --help
     kind: type[Settings]  # the name of its module is the name of the job
-    run: Callable[[Any, Any], dict[str, Any]]  # does the work, with a session and settings
-    spark: bool = True  # whether the job needs a session; if not, `run` gets None
+    run: Callable[[Any, Any], dict[str, Any]]  # does the work, with a Spark session and settings
+    spark: bool = True  # whether the job needs a Spark session; if not, `run` gets None
 
     def __call__(self) -> None:
         """
@@ -101,7 +101,7 @@ class Job:
 
 def describe_failure(error: BaseException) -> str:
     """
-    Return what to report of an error: our own message, if one of our errors is the cause.
+    Return the text to report for an error. If an error of this package is the cause, it is that.
 
     An error of an executor or of Spark's Python runner arrives only as text in a stack trace.
     """
@@ -111,7 +111,9 @@ def describe_failure(error: BaseException) -> str:
     for name, message in re.findall(r"sqlq_spark\.(?:\w+\.)*(\w+): (.+)", text):
         if hasattr(errors, name):
             return str(message)
-    text = re.sub(r"\AAn error occurred while calling \S+\n: ", "", text.strip())  # Py4J begins so
+    text = re.sub(
+        r"\AAn error occurred while calling \S+\n: ", "", text.strip()
+    )  # Py4J's beginning
     first = text.partition("\n")[0].strip()
     return f"{type(error).__name__}: {first or 'without a message'}"
 
@@ -126,7 +128,7 @@ def print_line(line: str, file: TextIO | None = None) -> None:
 
 def do_dry_run(spark: SparkSession | None, settings: Settings) -> dict[str, Any]:
     """
-    Print what the job would do, and check it as streams and writes do at their start.
+    Print the settings and what the job would do, with the checks that streams and writes do first.
 
     Raises:
         SqlQueueError: something cannot be reached or used.

@@ -5,8 +5,8 @@ Reads the settings of a job from flags, a TOML file and the environment into a f
 file. All errors are reported together, each with the setting's name, what was found and what was
 expected. Secrets have no flag, because other users can see a command line.
 
-Users write the settings of a job with two databases flat, for example `source_url` and
-`target_url`. The job has them as two fields of the type DatabaseSettings.
+For a job with two databases, users write flat names, for example `source_url` and `target_url`. The
+job's dataclass has two fields of the type DatabaseSettings instead.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ LOGIN_OPTIONS = ("url", "user", "password", "credentials")
 
 
 class BadSettings(BadInput):
-    """Settings of a job cannot be used. The message has one line for each of them."""
+    """Settings of a job cannot be used. The message has one line for each wrong setting."""
 
     reason: str
 
     def describe(self, spelled: Mapping[str, str]) -> str:  # noqa: ARG002 - it names no option
-        """Return the text. Its line breaks are ours, and each line is cleaned."""
+        """Return the text. This package made its line breaks. Each line is cleaned."""
         return "\n".join(map(clean, str(self.reason).splitlines()))
 
 
@@ -69,14 +69,14 @@ def _read_texts(given: str) -> tuple[str, ...]:
 
 
 def _read_pairs(given: Any) -> dict[str, str]:  # noqa: ANN401
-    """Read a table of the file, or the NAME=VALUE of repeated flags."""
+    """Read pairs: a table of the file, or a list of NAME=VALUE from repeated flags."""
     if isinstance(given, list):
         given = dict(each.split("=", 1) for each in given)
     return {name: text(as_text(each)) for name, each in given.items()}
 
 
 def _read_trigger(given: str) -> str:
-    """Read a trigger as Spark writes it."""
+    """Return a trigger as Spark spells it."""
     if given.lower() == "availablenow":
         return "availableNow"
     return f"{round(duration(0)(given) * 1000)} milliseconds"
@@ -114,10 +114,11 @@ def setting(
     Describe one setting, as the field of a dataclass.
 
     Args:
-        description: the help.
-        read: reads a text; `pairs` reads a table of the file.
-        default: the field's default; without one the setting is required.
-        environment: variables that are read if neither flag nor file has the setting.
+        description: the help text.
+        read: makes the value of a text. Only `pairs` reads a table of the file.
+        default: the field's default. If it is not given, the setting is required.
+        environment: names of variables, separated by spaces. They are read if neither a flag nor
+            the file has the setting.
     """
     metadata = {
         "description": description,
@@ -126,13 +127,13 @@ def setting(
     }
     if read is pairs:
         return field(default_factory=dict, metadata=metadata)
-    # a url may hold a password
+    # A setting with variables is a url or a password, so the repr must not have it.
     return field(default=default, repr=not environment, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatabaseSettings:
-    """The settings of one database: where it is, and the login."""
+    """The settings of one database: its url and the login."""
 
     url: str = setting(f"The database: {EXAMPLES}.", environment="SQLQUEUE_URL")
     user: str | None = setting("The login, if it is not in the url.", default=None)
@@ -173,9 +174,10 @@ class Settings:
         Return options of the data source: of the login, of the job, and of a table of the file.
 
         Args:
-            title: the table, `source` or `sink`; it may set any option that the job does not set.
+            title: the name of the table of the file, `source` or `sink`. The table may set any
+                option that the job does not set.
             database: the settings of the database that is read or written.
-            own: options that the job sets, by public name; None is left out.
+            own: options that the job sets, by public name. An option that is None is left out.
 
         Returns:
             Texts for Spark's `.options(…)` and for `parse`.
@@ -200,7 +202,7 @@ class Settings:
         return raw | {name: as_text(each) for name, each in own.items() if each is not None}
 
     def options(self) -> Opened:
-        """Return the options of what the job will open, validated before Spark starts."""
+        """Return the options of each read and write. They are validated before Spark starts."""
         return []
 
     def needs_table(self) -> bool:
@@ -255,14 +257,14 @@ class NamedSetting:
     default: Any
     is_required: bool
     field: str
-    holder: str = ""  # the field of the job's settings with the settings of its database
+    holder: str = ""  # the field of the type DatabaseSettings that has `field`; "" if there is none
 
 
 def settings_of(kind: type[Settings]) -> list[NamedSetting]:
     """
     List a job's settings by the names that users write.
 
-    A field `source_database` of the type DatabaseSettings holds those that begin with `source_`.
+    A field `source_database` of the type DatabaseSettings holds the settings `source_…`.
     """
     named = []
     for one in fields(kind):
@@ -279,10 +281,10 @@ def settings_of(kind: type[Settings]) -> list[NamedSetting]:
 
 def name_setting(one: Field[Any], *, side: str = "", holder: str = "") -> NamedSetting:
     """
-    Return the setting of a field, which may be one of two databases.
+    Return the setting of a field. `side` is `source` or `target` if the job has two databases.
 
-    The variables of a database's own tools do not say which of two databases they mean. So only
-    ours are read, for example SQLQUEUE_SOURCE_URL.
+    The variables of a database's own tools do not say which of two databases they mean. So then
+    only variables of this package are read, for example SQLQUEUE_SOURCE_URL.
     """
     description = one.metadata["description"]
     environment = one.metadata["environment"]
@@ -303,7 +305,7 @@ def name_setting(one: Field[Any], *, side: str = "", holder: str = "") -> NamedS
 
 
 def make_settings(kind: type[S], values: Mapping[str, Any]) -> S:
-    """Make the settings of a job out of values by the names that users write."""
+    """Make the settings of a job. `values` has their values by the names that users write."""
     own: dict[str, Any] = dict(values)
     databases: dict[str, dict[str, Any]] = {}
     for named in settings_of(kind):
@@ -330,7 +332,7 @@ def values_of(settings: Settings) -> dict[str, Any]:
 
 def load_settings(doc: str | None, kind: type[S], given: Sequence[str]) -> tuple[S, bool]:
     """
-    Read a job's settings: from flags, then the file, then the environment, then the secret scope.
+    Read a job's settings from flags, the file, the environment or the secret scope, in this order.
 
     Args:
         doc: the job's help.
@@ -374,7 +376,7 @@ def load_settings(doc: str | None, kind: type[S], given: Sequence[str]) -> tuple
 
 
 def make_parser(doc: str | None, kind: type[Settings]) -> argparse.ArgumentParser:
-    """Make a parser that reads texts, or lists of texts of repeated flags."""
+    """Make a parser of flags. A value is a text, or a list of texts if a flag may be repeated."""
     settings = settings_of(kind)
     secrets = [named.name for named in settings if named.name.endswith("password")]
     parser = argparse.ArgumentParser(
@@ -412,18 +414,22 @@ def find_value(
     values: Mapping[str, Any],
 ) -> dict[str, Any]:
     """
-    Find a setting and read it, from the first place that has it; {} leaves it to its default.
+    Find a setting in the first place that has it, and read it.
 
     A password in the url takes precedence over the environment and the secret scope, and so does
-    the setting `credentials`. A variable of one database's tools, as PGPASSWORD, is used only for
-    that database.
+    the setting `credentials`. A variable of one database's tools, for example PGPASSWORD, is used
+    only for that database.
+
+    Returns:
+        The value by the setting's name; {} if no place has the setting, so that its default holds.
 
     Raises:
-        BadSettings: its text cannot be read, or it has no default.
+        BadSettings: the text cannot be read. Or no place has the setting, and it has no default.
     """
     name = setting.name
     flag = f"--{name.replace('_', '-')}"
-    # If this setting is a password, these are the settings of the same login. Else there are none.
+    # If this setting is a password, these are other settings of the same login. Otherwise the names
+    # are the setting's own name, which `values` does not have yet.
     url, credentials, key = (
         values.get(name.replace("password", other), "")
         for other in ("url", "credentials", "secret_key")
@@ -451,7 +457,7 @@ def find_value(
 
 
 def read_value(setting: NamedSetting, given: Any, place: str) -> Any:  # noqa: ANN401
-    """Read what a place has for a setting. Raises BadSettings."""
+    """Read the value that a place has for a setting. Raises BadSettings."""
     try:
         readable: Any = given if isinstance(given, (list, dict)) else as_text(given)
         return setting.read(readable)
@@ -482,14 +488,14 @@ def secret(scope: str, key: str) -> str:
 
 
 def show_value(name: str, given: Any) -> str:  # noqa: ANN401
-    """Return a value as text, without passwords, which may be in a url, a list or a table."""
+    """Return a value as text without passwords. They may be in a url, a list or a table."""
     shown = repr(_without_urls(name, given))
     hidden = given is not None and ("password" in name or "password':" in shown.lower())
     return HIDDEN if hidden else hide_secrets(shown)
 
 
 def _without_urls(name: str, given: Any) -> Any:  # noqa: ANN401
-    """Return a value with each url in it described."""
+    """Return a value in which `describe_url` has replaced each url, so that no password is left."""
     match given:
         case str() if name.lower() == "url" or "://" in given:
             return describe_url(given)

@@ -1,8 +1,9 @@
 """
-What jobs share on Spark: the session, the cluster's size, tables, a stream up to its totals.
+What jobs share on Spark: the session, the cluster's size, tables, and a stream with its totals.
 
-Before Spark 4.2 a stream from queues with `Trigger.AvailableNow` ends after one micro-batch. It is
-then started again on its checkpoint, until it has received all that waited after the first run.
+Before Spark 4.2 a stream from queues with `Trigger.AvailableNow` ends after one micro-batch. So the
+job starts it again on its checkpoint, until it has received all messages that waited when the first
+run ended.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ SETTINGS = {
     # The path of a container's temporary folder may be too long for a socket.
     "spark.python.unix.domain.socket.dir": "/tmp",  # noqa: S108 - a socket of its owner's alone
     "spark.sql.session.timeZone": "UTC",
-    # A kill may leave a temporary file beside the first offset. Spark would then refuse each start.
+    # A kill may leave a temporary file beside the first offset. Spark would then refuse to start.
     "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
     "spark.ui.showConsoleProgress": "false",
 }
@@ -69,7 +70,7 @@ NO_TABLE = {
     "TABLE_OR_VIEW_NOT_FOUND",
 }
 
-# Delta's errors if another commit came first. A second attempt succeeds, or has nothing to do.
+# Delta's errors if another commit came first. After one of them a second attempt can succeed.
 CONFLICT = re.compile(
     r"\[DELTA_(?:CONCURRENT_|METADATA_CHANGED|PROTOCOL_CHANGED)|"
     r"\b(?:Concurrent\w+|(?:Metadata|Protocol)Changed)Exception\b"
@@ -84,8 +85,9 @@ def session(name: str, settings: Settings) -> Iterator[SparkSession]:
     """
     Give the active session, or a new one for the block.
 
-    A new session has Delta if the job needs it. Delta comes from delta-spark, or under spark-submit
-    from the jar that was given. A Spark Connect server has what it was configured with.
+    A new session has Delta if the job needs it. Delta comes from the package delta-spark. Under
+    spark-submit it comes from the jar that was given. With Spark Connect, the server's
+    configuration decides whether there is Delta.
 
     Raises:
         NoJava: a new session cannot start.
@@ -94,7 +96,7 @@ def session(name: str, settings: Settings) -> Iterator[SparkSession]:
     found = SparkSession.getActiveSession()
     if "DATABRICKS_RUNTIME_VERSION" in os.environ:
         found = found or SparkSession.builder.getOrCreate()
-        register(found)  # a broken pyspark_* module there prevents the discovery of ours
+        register(found)  # on Databricks a broken pyspark_* module prevents the discovery of ours
     if found is not None:
         yield found
         return
@@ -116,9 +118,9 @@ def session(name: str, settings: Settings) -> Iterator[SparkSession]:
 
 def configure(builder: SparkSession.Builder, *, delta: bool) -> SparkSession.Builder:
     """
-    Set what spark-submit was not given, and add Delta.
+    Set the SETTINGS that spark-submit was not given, and add Delta if `delta`.
 
-    Under spark-submit the jar of Delta must have been given.
+    Under spark-submit, its command line must name the jar of Delta.
     """
     settings = SETTINGS | DELTA if delta else SETTINGS
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit
@@ -155,16 +157,16 @@ def spread(spark: SparkSession, read: dict[str, str]) -> dict[str, str]:
     """
     Set maxConcurrency to the number of tasks that the cluster runs at the same time.
 
-    The data source itself knows only the driver's cores. Nothing is set if the options have this
-    number. Nor is it set if they read the queue of one instance of an endpoint, because its replies
-    need one task.
+    The data source itself knows only the driver's cores. Nothing is set if the options have
+    maxConcurrency. Nor is it set if the options read the queue of one instance of an endpoint,
+    because one task must receive its replies.
     """
     given = SourceOptions.parse(read)
     if given.max_concurrency is not None or given.instances:
         return read
     found = product(spark, "spark.executor.instances", "spark.executor.cores")
     if hasattr(spark, "sparkContext"):  # not with Spark Connect
-        # it does not count executors that have not started yet
+        # defaultParallelism does not count executors that have not started yet.
         found = max(int(spark.sparkContext.defaultParallelism), found)
     else:
         found = product(spark, "spark.default.parallelism") or found
@@ -182,12 +184,12 @@ def spread(spark: SparkSession, read: dict[str, str]) -> dict[str, str]:
 
 
 def is_path(table: str) -> bool:
-    """Return whether a table is a path, as `/lake/orders` or `s3://lake/orders`, and not a name."""
+    """Return whether a table is a path, for example `s3://lake/orders`, and not a name."""
     return "/" in table
 
 
 def quote_table(table: str) -> str:
-    """Return a table's name or path in SQL."""
+    """Return a table's name or path as SQL spells it."""
     return f"delta.`{table.replace('`', '``')}`" if is_path(table) else table
 
 
@@ -197,7 +199,7 @@ def read_table(reader: DataFrameReader | DataStreamReader, table: str) -> DataFr
 
 
 def has_table(spark: SparkSession, table: str) -> bool:
-    """Return whether a Delta table exists. A folder with other content is none."""
+    """Return whether a Delta table exists. A folder with other content is no Delta table."""
     try:
         return isinstance(read_table(spark.read, table).columns, list)
     except AnalysisException as error:
@@ -206,8 +208,8 @@ def has_table(spark: SparkSession, table: str) -> bool:
         raise
 
 
-# Does one commit of a table. It tries again, with pauses of 8 s in total, if another commit came
-# first.
+# The decorated function does one commit of a table. If another commit came first, it is called
+# again, with pauses of 8 s in total.
 retry_conflicts = stamina.retry(
     on=lambda error: bool(CONFLICT.search(f"{type(error).__name__}: {error}")),
     attempts=8,
@@ -217,12 +219,12 @@ retry_conflicts = stamina.retry(
 
 @retry_conflicts
 def commit(spark: SparkSession, text: str) -> Row:
-    """Change a table by an SQL statement; return its counts."""
+    """Change a table by an SQL statement. Return the row with the statement's counts."""
     return spark.sql(text).collect()[0]
 
 
 def delete_rows(spark: SparkSession, table: str, condition: str) -> int:
-    text = f"DELETE FROM {quote_table(table)} WHERE {condition}"  # noqa: S608 - no value of others
+    text = f"DELETE FROM {quote_table(table)} WHERE {condition}"  # noqa: S608 - no untrusted value
     return int(commit(spark, text)["num_affected_rows"])
 
 
@@ -247,29 +249,29 @@ def receive_queues(
         write: starts the stream of a read. It may be called more than once.
 
     Returns:
-        `messages` and `batches`.
+        How many `messages` and how many `batches`.
     """
     read = spread(spark, settings.read())
     again = settings.trigger == "availableNow" and not spark_api.DRAINS_AT_ONCE
     totals = Counter(messages=0, batches=0)
-    stops: list[int | None] = []  # the last seq of each queue after the first run
+    stops: list[int | None] = []  # the highest seq of each queue when the first run ended
     with sigterm() as asked:
         while True:
             tally = watch(write(load_stream(spark, read)), asked)
             totals.update(messages=tally.messages, batches=tally.batches)
             ends = find_ends(SourceOptions.parse(read)) if again else []
-            # the first run has moved due messages into the queues, so these are counted too
+            # The first run has moved due messages into the queues. So the stops include them.
             stops = stops or [end.last for end in ends]
             if not any_waits(ends, stops) or asked.is_set() or not tally.worked:
-                return dict(totals)  # later messages may wait
-            read.pop("purgeOnStartup", None)  # later messages must not be purged
+                return dict(totals)  # messages behind the stops may still wait
+            read.pop("purgeOnStartup", None)  # the next run must not purge what came since
 
 
 def any_waits(ends: Sequence[SeqEnds], stops: Sequence[int | None]) -> bool:
     """
     Return whether any queue has messages up to its stop.
 
-    A stop is a seq, or None if the queue has nothing to receive.
+    A stop is the highest seq of a queue, or None if the queue was empty.
     """
     return any(
         end.first is not None and stop is not None and end.first <= stop
@@ -319,9 +321,9 @@ class Tally:
     query: StreamingQuery
     messages: int = 0
     batches: int = 0
-    last: int = -1  # the last batch that is counted
+    last: int = -1  # the number of the last batch that is counted
     worked: bool = False  # whether a batch was run, even an empty or a replayed one
-    seen: str = ""  # the time of the last progress
+    seen: str = ""  # the time of the last progress that is counted
 
     def note(self) -> None:
         """Count new progress. Spark keeps the progress of 100 batches."""
@@ -338,7 +340,7 @@ class Tally:
 
 
 def watch(query: StreamingQuery, asked: threading.Event) -> Tally:
-    """Wait until a stream ends, or until somebody asked it to stop and its batch ended."""
+    """Wait until a stream ends. If `asked` is set, stop it after its batch."""
     tally = Tally(query)
     while not query.awaitTermination(0.25):  # type: ignore[arg-type]  # takes fractions
         before = tally.last
@@ -357,17 +359,18 @@ def bind_checkpoint(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> 
     Bind a stream's checkpoint to the database that it sends to, before the stream starts.
 
     If a batch was sent, but its commit did not reach the checkpoint, the next run repeats it. The
-    sink's dispatch log has that batch, but the dispatch log of another database or stateSchema has
-    not. An id is therefore entered into the dispatch log, and kept in the checkpoint beside Spark's
-    own files. While a batch is open, the job sends only where the dispatch log has the id. After a
-    run that ended without an error, the target may be changed.
+    sink's dispatch log has that batch, so it is not sent again. The dispatch log of another
+    database or stateSchema does not have it. Therefore the job enters an id into the dispatch log,
+    and keeps the id in the checkpoint beside Spark's own files. While a batch is open, the job
+    sends only to a database whose dispatch log has the id. After a run that ended without an error,
+    the target may be changed.
 
     Raises:
         BadSettings: an open batch may have been sent to another target.
     """
     if sink.delivery != "exactlyOnce":
         return
-    # It is a folder with one file, because Spark writes only folders.
+    # The note is a folder with one file, because Spark writes only folders.
     note = f"{checkpoint.rstrip('/')}/sqlqueue_target"
     known, _, was = checkpoints.read_text(spark, note).partition("\n")
     with StateSession(sink, "job") as session:

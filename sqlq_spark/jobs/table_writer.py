@@ -1,7 +1,7 @@
 """
-Writes micro-batches into tables, exactly once, and answers to ServiceControl.
+Writes micro-batches into tables, exactly once, and sends answers to ServiceControl.
 
-A table recognises a repeated write by a name and a number.
+A table recognises a repeated write by its name and number.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-# The answers of a batch go to this many queues, because each queue is checked alone.
+# The answers of a batch go to at most this many queues, because each queue takes a transaction.
 MOST_QUEUES = 8
-# Longer headers of an answer, or a longer address, are left out.
+# An answer whose headers or address are longer is not sent.
 LONGEST = 1000  # characters
-# Properties of a snapshot of Iceberg. Spark makes options lower case.
+# Properties of an Iceberg snapshot. They are in lower case, as Spark makes all options.
 APPLICATION = "sqlqueue.application"
 BATCH = "sqlqueue.batch"
 
@@ -55,15 +55,15 @@ def receive_into(
     Args:
         spark: the session.
         settings: say what to read, and when.
-        columns: makes the rows to write of what was read.
-        write: writes a micro-batch of them. It gets the rows, the stream's id and the number of the
-            batch. With Spark Connect it is pickled, and runs in a process of the server.
+        columns: makes the rows to write from the rows that were read.
+        write: writes a micro-batch. It gets the rows to write, the stream's id and the number of
+            the batch. With Spark Connect it is pickled, and runs in a process of the server.
     """
     query = ""
 
     def write_batch(batch: DataFrame, number: int) -> None:
         nonlocal query
-        if not query:  # the id is the same as long as the checkpoint exists
+        if not query:  # a checkpoint always has the same id
             file = f"{settings.checkpoint.rstrip('/')}/metadata"
             query = str(json.loads(checkpoints.read_text(batch.sparkSession, file))["id"])
         write(batch, query, number)
@@ -84,8 +84,8 @@ def keep(
     """
     Receive into the Delta table of the settings, and tidy it at the end.
 
-    A stream that runs on tidies after each batch. With Spark Connect another process does that, so
-    the totals have no counts of it.
+    A stream that runs continuously calls `tidy` after each batch. With Spark Connect that happens
+    in another process, so the totals lack its counts.
     """
     done = Counter[str]()
 
@@ -103,7 +103,7 @@ def append_delta(
     rows: DataFrame, table: str, name: str, number: int, partitions: Sequence[str] = ()
 ) -> None:
     """
-    Append rows to a Delta table, unless it has this write. A missing table is created.
+    Append rows to a Delta table, unless it already has this write. A missing table is created.
 
     The table recognises the write by its name and number. A new table is partitioned by the columns
     `partitions`.
@@ -118,16 +118,16 @@ def append_delta(
 
 def append_iceberg(rows: DataFrame, table: str, name: str, number: int) -> None:
     """
-    Append rows to an Iceberg table, unless it has this write. A missing table is created.
+    Append rows to an Iceberg table, unless it already has this write. A missing table is created.
 
-    Iceberg does not check names and numbers of a batch write. So they are written into the
-    properties of the snapshot, and are looked up before the next write. Iceberg's own streaming
-    sink does the same. The write is found as long as its snapshot is in the table's history. Two
-    drivers may both look before one of them writes.
+    Iceberg does not check names and numbers of writes. So the name and the number are written into
+    the properties of the snapshot, and are looked up before the next write. Iceberg's own streaming
+    sink does the same. A write is found as long as its snapshot is in the table's history. Two
+    drivers at the same time may both find nothing, and both write.
     """
     spark = rows.sparkSession
     if not spark.catalog.tableExists(table):
-        # The new table is empty, and accepts new columns.
+        # The table is created empty. Later writes may add columns.
         creator = rows.limit(0).writeTo(table).using("iceberg")
         creator.tableProperty("write.spark.accept-any-schema", "true").create()
     spark.sql(f"REFRESH TABLE {table}")  # another session's cache may be older
@@ -146,17 +146,17 @@ def append_iceberg(rows: DataFrame, table: str, name: str, number: int) -> None:
 
 def report_retries(processed: DataFrame, options: SinkOptions, *, json: bool) -> None:
     """
-    Report to ServiceControl the messages that it returned, after their batch was written.
+    Report to ServiceControl, after a batch was written, which messages of a retry are processed.
 
-    The addresses come from messages. So an answer goes only where a message may be forwarded: to
-    tables of the owner of the queue that the message came from, or to those in allowedDestinations.
-    An answer that cannot be sent is logged and left out. It fails no batch. A repeated answer has
-    no effect.
+    The addresses of the answers come from messages. So an answer goes only where a message may be
+    forwarded: to tables with the owner of the queue from which the message came, or to tables in
+    allowedDestinations. An answer that cannot be sent is logged and left out. It fails no batch. A
+    repeated answer has no effect.
 
     Args:
         processed: the rows of the batch.
-        options: those of a sink in the database of the queues.
-        json: whether the headers are text.
+        options: the options of a sink in the database of the queues.
+        json: whether the headers are JSON text.
     """
     answer = F.struct(*functions.acknowledge_retries(json=json), F.col("queue").alias("source"))
     answers = (
@@ -177,9 +177,9 @@ def report_retries(processed: DataFrame, options: SinkOptions, *, json: bool) ->
 
 def send_to(source: str, queue: str, headers: list[str], options: SinkOptions) -> int:
     """
-    Send the answers to messages of one queue to another queue.
+    Send answers to the queue `queue`, for messages that came from the queue `source`.
 
-    They are inserted in one transaction, which waits only for a short time.
+    The answers are inserted in one transaction, which waits only for a short time.
 
     Returns:
         How many answers were sent; 0 if that is impossible.

@@ -1,8 +1,8 @@
 """
 Parse options, and define those that reads, writes and commands share: the database and its login.
 
-`DatabaseOptions.parse` refuses typos, options of a write on a read, and the reverse. All other
-names belong to Spark and are ignored.
+`DatabaseOptions.parse` refuses typos, options of a write on a read, and options of a read on a
+write. All other names belong to Spark and are ignored.
 """
 
 from __future__ import annotations
@@ -48,20 +48,21 @@ if TYPE_CHECKING:
 
     from sqlq_spark.wire.address import Names, QueueAddress
 
-LOGIN = {"user": "user", "password": "password"}  # options that `parse` adds to the url
+LOGIN = {"user": "user", "password": "password"}  # options that `parse` makes parameters of the url
 ZONE = "the time zone in which the .NET endpoints' sessions work, as Europe/Berlin"
 SERVICES = {service for names in DIALECTS.values() for service in names.token_services}
 FUNCTION = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*:[^\W\d]\w*")
 
-# Added to the error of a missing url. The user may have given one in OPTIONS of CREATE TABLE.
+# This is added to the error of a missing url. The user may have put the url into OPTIONS.
 OF_A_TABLE = (
     "In SQL, Spark does not pass on the OPTIONS of CREATE TABLE: use CREATE TEMPORARY VIEW, or "
     "write WITH (url '…') after the name of the table"
 )
 CHECKPOINT = "checkpointlocation"  # Spark's own option, which a read and a write may have
 
-# What to use here → options of other sources and sinks. They raise an error. Otherwise a job that
-# comes from another source would run without its limits, and receive all messages that wait.
+# What to use with this package → options of other sources and sinks. These options raise an error.
+# Otherwise a job that was written for another source would run without its limits, and receive all
+# messages that wait.
 INSTEAD = {
     "name the queue by queue, or several of a read by queues": (
         "subscribe subscribePattern assign dbtable query subscriptionId"
@@ -92,9 +93,9 @@ FOREIGN = {
 
 def _read_credentials(text: str) -> str:
     """
-    Read the name of a service or of a function that returns passwords.
+    Read the option credentials: the name of a service or of a function that returns passwords.
 
-    An error does not show the text, because it may be a password.
+    An error does not show the text, because the user may have put a password there.
     """
     if text.lower() in SERVICES:
         return text.lower()
@@ -111,25 +112,25 @@ class Trusted:
     """
     The owners whose tables a session uses.
 
-    The session's own login, superusers and the database's owner are always among them.
+    Tables of the session's own login, of superusers and of the database's owner are always used.
     """
 
     roles: tuple[str, ...] = ()  # the option trustedOwners
     named: tuple[
         QueueAddress, ...
-    ] = ()  # the owners of these tables are trusted: the user names them
-    state_schema: str | None = None  # if the user names it, its owner is trusted
-    allowed: tuple[QueueAddress, ...] = ()  # tables that are used whoever owns them
+    ] = ()  # the owners of these tables are trusted, because the user names the tables
+    state_schema: str | None = None  # the owner of this schema is trusted; None if not named
+    allowed: tuple[QueueAddress, ...] = ()  # tables that are used, whoever owns them
 
     def values(self, names: Names) -> dict[str, str]:
-        """Return these values as parameters of the statements that check owners."""
+        """Return the values of this object as parameters of the statements that check owners."""
         named = [names.place_of(queue) for queue in self.named]
         if self.state_schema is not None:
             named.append({"schema_name": self.state_schema})
         return {"owners": json.dumps(self.roles), "named": json.dumps(named)}
 
     def with_named(self, queues: Iterable[QueueAddress]) -> Trusted:
-        """Return a copy that also trusts the owners of some tables, which an argument names."""
+        """Return a copy that also trusts the owners of `queues`, which the user names."""
         return replace(self, named=(*self.named, *queues))
 
     def allows(self, catalog: str | None, schema: str, table: str, *, here: bool) -> bool:
@@ -155,7 +156,8 @@ def _fits(pattern: str, name: str) -> bool:
 class DatabaseOptions:
     """The options of the database: where it is, how long to wait, and whose tables are used."""
 
-    # for an error: the name of this side, and where the options of the other side belong
+    # For errors about an option of the other side: the name of this side, and where such an option
+    # belongs.
     side: ClassVar[tuple[str, str]] = ("command", "a read or a write")
 
     url: str = option("url", words, EXAMPLES, default=MISSING, secret=True)  # contains the login
@@ -186,7 +188,7 @@ class DatabaseOptions:
 
     @property
     def named_tables(self) -> tuple[QueueAddress, ...]:
-        """The tables that the user names in options; defaults do not count."""
+        """The tables that the user names in options, without defaults."""
         return ()
 
     @property
@@ -210,7 +212,7 @@ class DatabaseOptions:
             others: values of fields that are no options.
 
         Raises:
-            BadInput: an option is unknown, missing or wrong; the error says what is expected.
+            BadInput: an option is unknown, missing or wrong. The error says what is expected.
         """
         given = {key.lower(): text for key, text in raw.items()}
         if "path" in given:
@@ -248,14 +250,14 @@ class DatabaseOptions:
                 raise OptionOfOtherSource(
                     option=key, instead="url, user and password name the server and login"
                 )
-            # A limit with a misspelt name would have no effect. Other names belong to Spark.
+            # Refuse likely typos. A limit with a misspelt name would have no effect.
             near = find_near(key, likely)
             if near is not None:
                 raise UnknownOption(option=key, near=likely[near])
 
 
 def _check_credentials(url: str, text: str, naming: Names) -> None:
-    """Refuse `credentials` beside a password, and a service whose tokens the database refuses."""
+    """Refuse `credentials` if the url has a password, or if the database takes no such tokens."""
     expected = ""
     if text in SERVICES and text not in naming.token_services:
         others = " or ".join([*naming.token_services, "package.module:function"])

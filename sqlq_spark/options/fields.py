@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
     from sqlq_spark.wire.address import Names
 
-LIKELY_TYPO = 0.8  # a name of this similarity or more is treated as a misspelt option
+LIKELY_TYPO = 0.8  # a name that is at least this similar to an option's is taken for a typo
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 INT64 = 2**63 - 1
 DEFAULT_MESSAGE_SIZE = 256 << 20  # default of maxMessageBytes; a larger message is not fetched
-LARGEST_MESSAGE = max(names.largest_message for names in DIALECTS.values())  # in any database
-DEFAULT_HEADER_SIZE = 1 << 20  # default of maxHeaderBytes; endpoints write a few kilobytes
+LARGEST_MESSAGE = max(names.largest_message for names in DIALECTS.values())  # bytes, any database
+DEFAULT_HEADER_SIZE = 1 << 20  # default of maxHeaderBytes; usual headers have a few kilobytes
 LONGEST_NAME = 63  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Turns a text into a value, or raises a ValueError. An error then says what is `expected`."""
+    """Turns a text into a value, or raises a ValueError. `expected` is for the error's text."""
 
     expected: str
     read: Callable[[str], Any]
@@ -55,9 +55,10 @@ def option(
 
     Args:
         public: the option's name.
-        read: reads its text. An option that names queues or tables has a function of names.py.
-        expected: what an error says is expected; None: the Reader says it.
-        default: the field's default; MISSING: the option is required.
+        read: reads the option's text. For an option that names queues or tables, it is a function
+            of names.py.
+        expected: what an error says is expected. If it is None, `read.expected` is used.
+        default: the field's default. If it is MISSING, the option is required.
         secret: whether `repr` leaves the value out.
     """
     expected = expected or (read.expected if isinstance(read, Reader) else None)
@@ -71,13 +72,13 @@ def option_fields(cls: type) -> list[Field[Any]]:
 
 
 def option_names(*classes: type) -> dict[str, str]:
-    """Return the names of all options of some classes: in lower case → as users write them."""
+    """Return the names of all options of some classes: name in lower case → as users write it."""
     names = (member.metadata["option"] for cls in classes for member in option_fields(cls))
     return {public.lower(): public for public in names}
 
 
 def read_option(member: Field[Any], text: str, naming: Names) -> Any:  # noqa: ANN401
-    """Read the text of one option; raise BadOption, which says what is expected."""
+    """Read the text of one option. If it cannot be read, BadOption says what is expected."""
     public = member.metadata["option"]
     read = member.metadata["read"]
     try:
@@ -88,10 +89,10 @@ def read_option(member: Field[Any], text: str, naming: Names) -> Any:  # noqa: A
 
 def read_options(cls: type, given: Mapping[str, str], naming: Names) -> dict[str, Any]:
     """
-    Read those options of a dataclass that the user has set; return the fields' names → values.
+    Read those options of a dataclass that the user has set. Return field's name → value.
 
-    `given` has the options' names in lower case → texts. BadOption and MissingOption say what is
-    expected.
+    `given` is option's name in lower case → text. The errors BadOption and MissingOption say what
+    is expected.
     """
     values = {}
     for member in option_fields(cls):
@@ -105,7 +106,7 @@ def read_options(cls: type, given: Mapping[str, str], naming: Names) -> dict[str
 
 
 def find_near(name: str, known: Iterable[str], *, likely: float = LIKELY_TYPO) -> str | None:
-    """Return the known name that is most similar to `name`; None: none is similar enough."""
+    """Return the known name that is most similar to `name`, or None if none is similar enough."""
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=likely)), None)
 
 
@@ -119,7 +120,7 @@ def require(fine: object) -> None:
 
 
 def duration(least: float, most: float = math.inf, expected: str = "a time, as 15m") -> Reader:
-    """Return a reader of times as `250ms`, `1s`, `15m`, `2 hours`; its value is in seconds."""
+    """Return a reader of times as `250ms`, `1s`, `15m`, `2 hours`. The value is in seconds."""
     units = r"ms|millis\w*|s|sec\w*|m|min\w*|h|hours?|d|days?"
 
     def read(text: str) -> float:
@@ -155,7 +156,7 @@ def one_of(*known: str) -> Reader:
 
 
 def _read_size(text: str) -> int:
-    """Read a size as `1048576`, `64m` or `1GiB`; return bytes."""
+    """Read a size as `1048576`, `64m` or `1GiB`. Return the number of bytes."""
     parts = re.fullmatch(r"(\d{1,15})\s*([kmg]?)(?:i?b)?", text.lower())
     if parts is None or int(parts[1]) < 1:
         raise ValueError
@@ -163,7 +164,7 @@ def _read_size(text: str) -> int:
 
 
 def read_message_size(option: str, text: str, naming: Names) -> int:
-    """Read the size of one message in bytes; BadOption names the database's limit."""
+    """Read a limit of a message's size. Return bytes. BadOption names the database's limit."""
     most = naming.largest_message
     try:
         size = _read_size(text)
@@ -181,7 +182,7 @@ def _read_name(text: str) -> str:
 
 def _read_words(text: str) -> str:
     require(text.strip())
-    text.encode()  # it raises a ValueError for half of a surrogate pair
+    text.encode()  # this raises a ValueError if the text has half of a surrogate pair
     return text
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EXAMPLES = " or ".join(names.example_url for names in DIALECTS.values())
-STATE = "sqlqueue"  # default schema of the state tables; the one of a domain is sqlqueue_NAME
+STATE = "sqlqueue"  # default schema of the state tables; a domain's schema is sqlqueue_NAME
 
 LIST = "names of queues, separated by commas"
 ROLES = "names of roles, separated by commas"
@@ -28,7 +28,7 @@ ROLES = "names of roles, separated by commas"
 PLAIN_SCHEME = re.compile(r"(?:jdbc:)?[^\W\d_]{1,12}")  # may be the scheme of another database
 SCHEMES = {scheme: names for names in DIALECTS.values() for scheme in names.schemes}
 
-# environment variables with a password for one database only
+# environment variables that only the tools of one kind of database read
 PASSWORD_VARIABLES = [
     names.password_variable for names in DIALECTS.values() if names.password_variable is not None
 ]
@@ -49,8 +49,8 @@ HIDDEN = "***"
 _PART = r"[^:,@/?#;&=\s]*"
 _HOST = rf"(?:\[[^\[\]@/?\s]*\]|{_PART})(?::[0-9]*)?"
 # A pattern for the text after `://` of a url whose password is at a wrong place and contains an @.
-# The text before that @ then looks like a login: a host stands where the user should be, or a
-# parameter where the password should be.
+# The text before the @ then looks like user and password. But in the place of the user is a host,
+# or in the place of the password is a parameter.
 MISPLACED = r"[0-9.]+:[^/]*@|[^/]*[;&](?:password|pwd)=[^/]*@"
 PLAIN_URL = re.compile(
     rf"\w+://(?!{MISPLACED})(?:(?P<user>{_PART})(?P<password>:[^@/?\s]*)?@)?"
@@ -59,12 +59,12 @@ PLAIN_URL = re.compile(
 
 
 def names_of(url: str) -> Names:
-    """Return the names of the url's database; raise BadOption for an unknown scheme."""
+    """Return the Names of the url's database. Raise BadOption for an unknown scheme."""
     scheme, colon, _ = url.partition("://")
     try:
         return SCHEMES[scheme.lower()]
     except KeyError:
-        # the error does not show the text, which may contain a password
+        # The error does not show the rest of the text, which may contain a password.
         found = f"{scheme}://…" if colon and PLAIN_SCHEME.fullmatch(scheme) else "…"
         raise BadOption(option="url", found=found, expected=EXAMPLES) from None
 
@@ -80,7 +80,7 @@ def with_lower_scheme(url: str) -> str:
 
 
 def other_password_variables(url: str) -> set[str]:
-    """Return the environment variables with passwords for other databases than the url's."""
+    """Return the environment variables with passwords for other kinds of databases."""
     names = SCHEMES.get(url.partition("://")[0].lower())
     return {*PASSWORD_VARIABLES} - {names.password_variable if names is not None else None}
 
@@ -129,7 +129,7 @@ def describe_url(url: str) -> str:
 
 
 def parse_queue(option: str, text: str, naming: Names) -> QueueAddress:
-    """Read a queue's name as a user writes it; raise BadOption, which names the option."""
+    """Read a queue's name as a user writes it. A BadOption names the option."""
     return _parse(option, text, naming.parse_queue)
 
 
@@ -144,8 +144,8 @@ def parse_reply_address(
     """
     Read the queue to which replies go, from an option or a row: a name, or an address of a message.
 
-    Nobody checks whether this queue exists, because only another endpoint may be able to see it. So
-    at least a text in the notation of another database is refused.
+    Nothing checks whether this queue exists, because this login may not see it. So at least a text
+    in the notation of another database is refused.
     """
     if naming.is_of_other_database(text):
         example = naming.print_address(QueueAddress("Spark.In"))
@@ -162,19 +162,23 @@ def parse_table(option: str, text: str, naming: Names) -> QueueAddress:
 
 
 def parse_queues(option: str, text: str, naming: Names) -> tuple[QueueAddress, ...]:
-    """Read names of queues that commas separate, each as `parse_queue` does."""
+    """Read names of queues, separated by commas. Each is read as `parse_queue` does."""
     names = _parse(option, text, naming.split_list, LIST)
     return tuple(parse_queue(option, name, naming) for name in names)
 
 
 def parse_tables(option: str, text: str, naming: Names) -> tuple[QueueAddress, ...]:
-    """Read names of existing tables that commas separate; each address has a schema."""
+    """
+    Read names of existing tables, separated by commas.
+
+    A name without a schema gets the default one.
+    """
     names = _parse(option, text, naming.split_list, LIST)
     return tuple(naming.qualify(parse_table(option, name, naming)) for name in names)
 
 
 def parse_roles(option: str, text: str, naming: Names) -> tuple[str, ...]:
-    """Read names of roles that commas separate; a name with a comma or a quote is quoted."""
+    """Read names of roles, separated by commas. A name with a comma or a quote must be quoted."""
     parts = _parse(option, text, naming.split_list, ROLES)
     return tuple(map(naming.unquote_name, parts))
 

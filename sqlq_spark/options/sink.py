@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SUBSCRIPTION_TABLE = "SubscriptionRouting"  # the transport's default
 FAIL = "fail"  # a value of the option `undeliverable`
-LONGEST_APPLICATION = 150  # characters of the option txnAppId
+LONGEST_APPLICATION = 150  # the most characters of the option txnAppId
 
 
 def _parse_undeliverable(option: str, text: str, naming: Names) -> QueueAddress | None:
@@ -45,13 +45,13 @@ def _read_types(text: str) -> str:
 
 
 def _read_application(text: str) -> str:
-    # SQL Server ignores blanks at the end of a text, so two names could be equal there
+    # SQL Server ignores blanks at the end of a text. So two different names could be equal there.
     require(len(words(text)) <= LONGEST_APPLICATION and text == text.strip())
     return text
 
 
 def _read_topics(text: str) -> tuple[str, ...]:
-    # `Shop.OrderPlaced, Shop` is one type with its assembly, and not two topics
+    # `Shop.OrderPlaced, Shop` would be one type with its assembly, and not two topics.
     require(not has_blank(text))
     topics = tuple(split_names(text))
     require(not any(map(topic_problem, topics)))
@@ -73,11 +73,12 @@ lifetime = Reader("hh:mm:ss, at most 24.20:31:23", parse_span)
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions(DatabaseOptions):
-    """The options of a write. They are parsed once; other modules see only these values."""
+    """The options of a write. They are parsed once. Other modules see only these values."""
 
     side: ClassVar[tuple[str, str]] = ("write", "spark.read or spark.readStream")
 
-    # the queue for rows that are not published and name none; None: each row must name its own
+    # The queue for rows that are not published and name no queue. If it is None, each such row must
+    # name a queue.
     address: QueueAddress | None = option(
         "queue", parse_queue, "a queue's name, also as .save(name)"
     )
@@ -88,11 +89,12 @@ class SinkOptions(DatabaseOptions):
         "a table's name, written as a queue's",
         default=QueueAddress(SUBSCRIPTION_TABLE),
     )
-    # the table in which delayed rows wait; None: each destination's own table
+    # The table in which delayed rows wait. If it is None, each destination's own table is used.
     delayed_address: QueueAddress | None = option(
         "delayedQueue", parse_table, "a table's name, as Shop.Orders.Delayed"
     )
-    # the queue for rows that cannot be sent to their destination; None: such a row fails its batch
+    # The queue for rows that cannot be sent to their destination. If it is None, such a row fails
+    # its batch.
     undeliverable_address: QueueAddress | None = option(
         "undeliverable", _parse_undeliverable, "fail, or an error queue's name"
     )

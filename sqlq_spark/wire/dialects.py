@@ -11,7 +11,7 @@ from sqlq_spark.wire.sqlserver import SQLSERVER
 if TYPE_CHECKING:
     from sqlq_spark.wire.address import Names
 
-# The first one's statements are the model: those of all others are compared with them.
+# The statements of the first database are the model. Those of all others are compared with them.
 LISTED: tuple[Names, ...] = (
     POSTGRESQL,
     SQLSERVER,
@@ -23,7 +23,7 @@ CANONICAL = re.compile(rf"(?:{'|'.join(names.canonical for names in DIALECTS.val
 
 
 def split_canonical(text: str) -> list[str]:
-    """Split canonical addresses of any database at `, `; any other text is one address."""
+    """Split canonical addresses of any database at `, `. A text of another form is one address."""
     addresses = []
     place = 0
     while place < len(text):

@@ -2,10 +2,10 @@ r"""
 Read header texts in columns, with numpy, without parsing each row. This is for speed.
 
 It reads the form that writers use: one object of texts, `{"name":"value","other":"value"}`, with
-little or no white space between them. In this form each member has exactly four quotes that are not
-escaped. So the places of these quotes are the places of all names and values. Rows in another form
-are not read here, and `is_read` is False for them. Such rows have null values, or a name that may
-be too long, or are no object of texts.
+little or no white space between the texts. In this form each member has exactly four quotes that
+are not escaped. So the places of these quotes are the places of all names and values. Rows in
+another form are not read here, and `is_read` is False for them. A row is in another form if it is
+no object of texts, if it has a null value, or if a name may be too long.
 
 Measured for 11 headers of together 700 bytes: it takes 0.6 us to find the quotes, 0.2 us to check
 the characters between them, and 0.3 us to read all names. orjson takes 1.2 us to return a dict, and
@@ -23,7 +23,7 @@ the texts stand one after the other:
     bounds     0 4 8                           row 0 has the quotes 0 to 3, row 1 those from 4 to 7
     members    [1 3 5 7] [10 12 14 17]         the four quotes of each member
     parents    0 1                             the row of each member
-    before     3                               how many quotes of its row precede the backslash;
+    before     3                               how many quotes of row 1 precede its backslash;
                                                the number is odd, so the backslash is in a text,
                                                and 3 // 2 = 1 is that text's number in the row
     escaped    no no no yes                    whether the name and the value have an escape
@@ -49,15 +49,15 @@ if TYPE_CHECKING:
 
 QUOTE, COLON, COMMA, OPEN, CLOSE, BACKSLASH, HEX = b'":,{}\\u'
 SPACE = 0x20  # a JSON text contains no byte below this
-# If all texts together have more quotes, backslashes and control characters than this, none of them
-# is read here. The limit bounds memory: a place takes 8 bytes, and is copied some times. 16 MB of
-# usual headers have a million of them.
+# Marks are quotes, backslashes and control characters. If all texts together have more marks than
+# this, no text is read here. The limit bounds memory: the place of a mark takes 8 bytes, and is
+# copied some times. 16 MB of usual headers have a million marks.
 MOST_MARKS = 4_000_000
 BLOCK = 1 << 18  # bytes; a block of this size stays in the processor's cache
-QUOTES = 4  # quotes of a member
-MOST_SPACES = 8  # white space that is allowed at one side of a brace, a colon or a comma
-# characters (UTF-16) of a name; Spark's JSON parser fails on a longer one
-LONGEST_HEADER_NAME = 50_000
+QUOTES = 4  # how many quotes a member has
+MOST_SPACES = 8  # how many white spaces may be at one side of a brace, a colon or a comma
+# Spark's JSON parser fails on a longer name.
+LONGEST_HEADER_NAME = 50_000  # UTF-16 characters
 BYTES = np.arange(256)
 WHITE = np.isin(BYTES, list(b"\t\n\r "))
 ESCAPES = np.isin(BYTES, list(b'"\\/bfnrtu'))
@@ -69,20 +69,20 @@ DIGITS[list(hexdigits.encode())] = [int(digit, 16) for digit in hexdigits]
 SURROGATE = 0xD  # first digit of both halves
 HIGH = 0x8  # lowest second digit of a first half
 LOW = 0xC  # lowest second digit of a second half
-# a table with an entry for each row and name is faster than sorting, up to this many entries for
-# each member
+# `places_of_each` fills a table with an entry for each row and name. That is faster than sorting,
+# if the table has at most this many entries for each member.
 FEW_KINDS = 16
 
 
 class FlatObjects:
     """
-    The members of JSON objects in the form; member `i` belongs to row `parents[i]`.
+    The members of JSON objects in the form of this module. Member `i` is of row `parents[i]`.
 
     Members are in the order of the text. A row may have two members of one name.
     """
 
     def __init__(self, texts: pa.Array) -> None:
-        """Find the members of valid texts without nulls; `''` is an object without members."""
+        """Find the members of valid texts, none of them null. `''` is an object without members."""
         self.rows = len(texts)
         data = texts.buffers()[2] or pa.py_buffer(b"")
         ends = text_ends(texts)
@@ -99,11 +99,11 @@ class FlatObjects:
         quotes = marks[is_quote]
         bounds = np.searchsorted(quotes, ends)
 
-        # the marks that are no quotes, the row of each, and how many quotes of its row precede it
+        # marks that are no quotes, the row of each, and how many quotes of the row precede the mark
         others = np.flatnonzero(~is_quote)
         rows = np.searchsorted(ends, marks[others], side="right") - 1
         before = others - np.arange(len(others)) - bounds[rows]
-        is_inside = before % 2 == 1  # whether it is inside of a name or a value
+        is_inside = before % 2 == 1  # whether the mark is inside of a name or a value
         is_control = kinds[others] < SPACE
         is_wrong = is_control & (is_inside | ~WHITE[kinds[others]])
         is_wrong[np.searchsorted(others, escapes)] |= _are_wrong(text, marks[escapes], letters)
@@ -113,14 +113,15 @@ class FlatObjects:
         self.parents: Places = np.repeat(np.arange(self.rows), self.counts)
         # each member has two texts, its name and its value; find those that contain an escape
         escaped = np.zeros(2 * len(members), bool)
-        first_text = 2 * (np.cumsum(self.counts) - self.counts)  # the number of each row's first
+        # each row's first text, counted over all rows
+        first_text = 2 * (np.cumsum(self.counts) - self.counts)
         has_escape = self.is_read[rows] & ~is_control
         escaped[(first_text[rows] + before // 2)[has_escape]] = True
         self._names = members[:, 0] + 1, members[:, 1], escaped[::2]
         self._values = members[:, 2] + 1, members[:, 3], escaped[1::2]
 
     def _find_members(self, text: Bytes, ends: Places, quotes: Places, counts: Places) -> Places:
-        """Return the four quotes of each member, for the rows in the form; set `is_read`."""
+        """Return the four quotes of each member. Clear `is_read` of rows in another form."""
         self.is_read &= counts % QUOTES == 0
         members, counts = self._keep_read(quotes, counts)
         members, counts = members.reshape(-1, QUOTES), counts // QUOTES
@@ -129,7 +130,7 @@ class FlatObjects:
         return members
 
     def _keep_read(self, items: Places, counts: Places) -> tuple[Places, Places]:
-        """Drop the items of rows that are not read; `counts` has how many items each row has."""
+        """Drop the items of rows that are not read. `counts` says how many items each row has."""
         if self.is_read.all():
             return items, counts
         return items[np.repeat(self.is_read, counts)], np.where(self.is_read, counts, 0)
@@ -142,7 +143,7 @@ class FlatObjects:
         last = np.cumsum(counts)[has_members] - 1  # the last member of each row that has members
         first = last - counts[has_members] + 1
         begin, name_stop, value, stop = members.T
-        # between a member and the one before there is a comma, before the first one a brace
+        # A comma stands before each member. Before a row's first member stands a brace.
         separator = np.full(len(members), COMMA, np.uint8)
         separator[first] = OPEN
         after_last = np.roll(stop, 1) + 1
@@ -150,12 +151,13 @@ class FlatObjects:
         good = _is_between(after_last, begin, separator, text)
         good &= _is_between(name_stop + 1, value, COLON, text)
         good[last] &= _is_between(stop[last] + 1, stops[has_members], CLOSE, text)
-        good &= name_stop - begin <= LONGEST_HEADER_NAME  # in bytes: a name has no more characters
+        # This counts bytes. A name has at most as many characters as bytes.
+        good &= name_stop - begin <= LONGEST_HEADER_NAME
         self.is_read[np.repeat(np.arange(self.rows), counts)[~good]] = False
         self.is_read[~has_members] &= _are_empty(text, begins[~has_members], stops[~has_members])
 
     def places(self, name: str) -> Places:
-        """Find the members of a name; the name has no character that JSON must escape."""
+        """Find the members with a name. It must have no character that JSON must escape."""
         starts, stops, escaped = self._names
         if "names" in self.__dict__ or escaped.any():
             return places_of(self.names, name)
@@ -165,7 +167,7 @@ class FlatObjects:
         return members
 
     def values_of(self, name: str) -> pa.Array:
-        """Return the value of a name for each row; null if absent, the last one if it is twice."""
+        """Return each row's value of a name: null if absent, the last one if there are several."""
         members = self.places(name)
         last = np.full(self.rows, -1, np.intp)
         last[self.parents[members]] = members
@@ -185,7 +187,7 @@ class FlatObjects:
         return self._plain_texts(*self._values)
 
     def _plain_texts(self, starts: Places, stops: Places, escaped: Flags) -> pa.Array:
-        """Copy texts from the data and replace their escapes; `starts` must be sorted."""
+        """Copy texts from the data and replace their escapes. `starts` must be sorted."""
         texts = self._texts(starts, stops)
         if not escaped.any():
             return texts
@@ -195,28 +197,28 @@ class FlatObjects:
         return pc.replace_with_mask(texts, pa.array(escaped), plain)
 
     def _texts(self, starts: Places, stops: Places) -> pa.Array:
-        """Copy texts from the data as they are; `starts` must be sorted."""
+        """Copy texts from the data as they are. `starts` must be sorted."""
         if not len(starts):
             return pa.array([], pa.string())
-        # make an array of these texts and the gaps between them without a copy, then take the texts
+        # An array of these texts, and of the gaps between them, needs no copy. Then take the texts.
         bounds = np.stack([starts, stops], axis=1).astype(np.int32, copy=False).ravel()
         both = pa.StringArray.from_buffers(len(bounds) - 1, pa.py_buffer(bounds), self._data)
         return both.take(pa.array(np.arange(0, len(bounds), 2)))
 
 
 def places_of(names: pa.DictionaryArray, name: str) -> Places:
-    """Find the members of a name."""
+    """Return the numbers of the members that have a name."""
     code = names.dictionary.index(_scalar(name)).as_py()
     return np.flatnonzero(names.indices.to_numpy() == code)
 
 
 def places_of_each(names: pa.DictionaryArray, parents: Places, rows: int) -> tuple[Places, Places]:
     """
-    Find the first and the last member of each name in each row.
+    Find, for each name in each row, the first and the last member with this name.
 
     Returns:
-        Two arrays of the same length, in the order of the first members. If no row has a name
-        twice, both have all members.
+        The first members, and the last members at the same indexes, in the order of the first
+        members. If no row has a name twice, both arrays have all members.
     """
     kinds = len(names.dictionary)
     entries = parents * kinds + names.indices.to_numpy()
@@ -255,7 +257,7 @@ def _find_marks(text: Bytes) -> tuple[Places, Bytes] | None:
     Find quotes, backslashes and control characters.
 
     Returns:
-        Their places and the characters; None: there are more than MOST_MARKS.
+        The places of the marks, and their characters. None if there are more than MOST_MARKS.
     """
     marks = [np.zeros(0, np.int32)]
     kinds = [text[:0]]
@@ -275,7 +277,7 @@ def _find_escapes(marks: Places, kinds: Bytes) -> Places:
     """Return the indexes in `marks` of the backslashes that begin an escape."""
     backslashes = np.flatnonzero(kinds == BACKSLASH)
     number = np.arange(len(backslashes))
-    # in a run of backslashes the first, the third … begin an escape
+    # In a run of backslashes the first, the third, the fifth … begin an escape.
     begins_run = np.ones(len(backslashes), bool)
     begins_run[1:] = np.diff(marks[backslashes]) > 1
     run_begin = np.where(begins_run, number, 0)
@@ -330,7 +332,7 @@ def _is_between(starts: Places, stops: Places, mark: Bytes | int, text: Bytes) -
 
 
 def _are_empty(text: Bytes, begins: Places, stops: Places) -> Flags:
-    """Return which of some rows without quotes are `{}`, or have no text at all."""
+    """Return which rows are `{}` or an empty text. None of the rows has a quote."""
     lengths = stops - begins
     is_empty: Flags = lengths == 0
     two_long = np.flatnonzero(lengths == len("{}"))

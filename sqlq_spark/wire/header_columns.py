@@ -18,13 +18,13 @@ from sqlq_spark.wire.rows import id_texts
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Columns of a read whose values are headers. Tables may have columns of these names too, but
-# today's endpoints leave them empty.
+# Columns of a read whose values are headers. A queue's table may have columns of these names too,
+# but today's endpoints leave those empty.
 HEADER_COLUMNS = {"correlationId": CORRELATION_ID, "replyToAddress": REPLY_TO_ADDRESS}
-LEGACY_LENGTH = 255  # bytes that such a column of a table can hold
+LEGACY_LENGTH = 255  # how many bytes such a column of a table can hold
 TEXTS = frozenset({str, type(None)})  # allowed types of header values
-DEEPEST = 1000  # levels of nesting that Spark's JSON parser reads
-# a letter or a dot of a header's name as a hexadecimal escape; no transport writes names so
+DEEPEST = 1000  # how many levels of nesting Spark's JSON parser reads
+# A letter or a dot of a header's name as a hexadecimal escape. No transport writes such escapes.
 NAMED_IN_HEX = r"\\u00(?:2[Ee]|[4-7])"
 
 
@@ -36,7 +36,7 @@ class Headers:
     """
 
     def __init__(self, texts: pa.Array) -> None:
-        """Read a column of header texts; a null and an empty text count as `{}`."""
+        """Read a column of header texts. A null and an empty text count as `{}`."""
         self._texts = pc.fill_null(texts, "") if texts.null_count else texts
         self._flat = FlatObjects(self._texts)
         self._others = np.flatnonzero(~self._flat.is_read)  # the rows that are parsed
@@ -59,7 +59,7 @@ class Headers:
         return pa.array(missing)
 
     def text(self, name: str) -> pa.Array:
-        """Return one header of every row; null if it is missing, or if the row is poison."""
+        """Return one header of each row. It is null if it is missing, or if the row is poison."""
         values = self._flat.values_of(name)
         if not self._parsed:
             return values
@@ -76,7 +76,7 @@ class Headers:
         """
         Return the numbers of the rows that endpoints up to 9.0 cannot read.
 
-        Such a row has a name twice, or begins with the name NEVER_FIRST.
+        In such a row a name comes twice, or NEVER_FIRST is the first name.
         """
         flat = self._flat
         first, last = places_of_each(flat.names, flat.parents, flat.rows)
@@ -88,14 +88,14 @@ class Headers:
         return [*flat.parents[members].tolist(), *others.tolist()]
 
     def map(self, kind: pa.MapType) -> pa.MapArray:
-        """Return the headers as a map column; null for poison."""
+        """Return the headers as a map column. The map of a poison row is null."""
         flat = self._flat
         names = flat.names.dictionary_decode()
         values = flat.values()
         parents = flat.parents
         first, last = places_of_each(flat.names, parents, flat.rows)
         if len(first) < len(names):
-            # as in a dict, a name keeps its first place and gets its last value
+            # As in a dict, a repeated name stands at its first place and has its last value.
             names = names.take(first)
             values = values.take(last)
             parents = parents[first]
@@ -115,7 +115,7 @@ class Headers:
 
 
 def parse_headers(text: str | None) -> dict[str, str | None] | None:
-    """Parse one header text; return None if it is poison."""
+    """Parse one header text. Return None if it cannot be read, so that the message is poison."""
     if not text:
         return {}
     try:
@@ -131,12 +131,13 @@ def _is_beyond_spark(text: str) -> bool:
     """
     Return whether Spark's parser may fail on an object of texts that orjson has read.
 
-    Spark has a limit for the length of a name. It also has a limit for the depth of a value. orjson
-    has read only texts, but if a name comes twice, an earlier value may have been anything.
+    Spark limits the length of a name and the depth of a value. All values that orjson returned are
+    texts or nulls. But if a name comes twice, its first value, which orjson dropped, may be a deep
+    object.
     """
     if len(text) <= 2 * DEEPEST:  # each level needs two brackets
         return False
-    # Spark counts a character outside of the first plane twice
+    # Spark counts a character outside of Unicode's first plane as two.
     if 2 * len(text) <= LONGEST_HEADER_NAME and text.count("[") + text.count("{") <= DEEPEST:
         return False
     try:
@@ -153,10 +154,11 @@ def _fails_9_0(text: str, headers: dict[str, str | None]) -> bool:
     """
     Return whether endpoints up to 9.0 cannot read a header text.
 
-    They fail if a name comes twice, or if NEVER_FIRST comes first. `headers` is the parsed text,
-    which has each name once. So a name that comes twice is found by counting quotes: each header
-    needs four quotes, or two if its value is null, and a repeated name adds more. Python's parser
-    cannot be used, because it fails on a replaced value that is nested deeply.
+    They fail if a name comes twice, or if NEVER_FIRST comes first. `headers` is the parsed text, in
+    which each name is there once. So a name that comes twice in the text is found by counting
+    quotes: each header needs four quotes, or two if its value is null, and a repeated name adds
+    more. Python's parser cannot be used, because it fails if the first value of a repeated name is
+    nested deeply.
     """
     if not headers:
         return False
@@ -168,7 +170,7 @@ def _fails_9_0(text: str, headers: dict[str, str | None]) -> bool:
 
 def to_read_columns(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> pa.RecordBatch:
     """Convert rows of a queue (QUEUE_ROW) to the columns that Spark asks for."""
-    # the headers are read once, and only if a column needs them
+    # The headers are parsed only once, and only if a column needs them.
     read_headers = cache(lambda: Headers(rows.column("headers")))
 
     def column(name: str, kind: pa.DataType) -> pa.Array:
@@ -177,8 +179,8 @@ def to_read_columns(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> p
         if name in HEADER_COLUMNS:
             return read_headers().text(HEADER_COLUMNS[name])
         if name == "corruptHeaders":
-            # None instead of these nulls would make Arrow up to 21 return an invalid array, if the
-            # rows are a slice without poison
+            # `None` instead of `nothing` would make Arrow up to 21 return an invalid array, if the
+            # rows are a slice without poison.
             nothing = pa.nulls(rows.num_rows, kind)
             return pc.if_else(read_headers().poison(), rows.column("headers"), nothing)
         if pa.types.is_map(kind):
@@ -192,11 +194,12 @@ def to_read_columns(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> p
 
 
 def with_legacy_columns(rows: pa.Table) -> pa.Table:
-    """Add the columns that endpoints of version 1 read; a value that does not fit is null."""
+    """Add the columns that endpoints of version 1 read. A value that does not fit becomes null."""
     headers = Headers(rows["headers"].combine_chunks())
     for name, header in HEADER_COLUMNS.items():
         values = headers.text(header)
-        # the columns are varchar, in which the server replaces other characters by question marks
+        # The columns are varchar. There the server replaces characters beyond ASCII by question
+        # marks.
         is_short = pc.less_equal(pc.binary_length(values), LEGACY_LENGTH)
         fits = pc.and_(is_short, pc.string_is_ascii(values))
         rows = rows.append_column(name.lower(), pc.if_else(fits, values, None))

@@ -1,7 +1,7 @@
 """
-Header texts: the JSON of a message's headers, their names, and the times and types in them.
+Header texts: the JSON of a message's headers, the headers' names, and the times and types in them.
 
-The text is the same, byte for byte, as the one that version 9.1 of the transports writes.
+The JSON is the same, byte for byte, as version 9.1 of the transports writes it.
 `header_columns.py` reads headers in columns.
 """
 
@@ -38,14 +38,15 @@ TIME_OF_FAILURE = "NServiceBus.TimeOfFailure"
 EXCEPTION_INFO = "NServiceBus.ExceptionInfo."  # a prefix
 RETRIES = "NServiceBus.Retries"  # also a prefix: NServiceBus.Retries.Timestamp
 FL_RETRIES = "NServiceBus.FLRetries"
-ORIGINATING_SAGA_ID = "NServiceBus.OriginatingSagaId"  # the reply to a request has it as SAGA_ID
+ORIGINATING_SAGA_ID = "NServiceBus.OriginatingSagaId"  # the reply has the same value as SAGA_ID
 ORIGINATING_SAGA_TYPE = "NServiceBus.OriginatingSagaType"
 SAGA_ID = "NServiceBus.SagaId"
 SAGA_TYPE = "NServiceBus.SagaType"
-# PostgreSQL's transport uses the same name
+# PostgreSQL's transport uses this name too.
 FORWARD_DESTINATION = "NServiceBus.SqlServer.ForwardDestination"
-# A stream moves a message with unreadable headers to the error queue, with new headers. POISON_TYPE
-# is then its message type and its exception type. The other headers contain its old header text.
+# A stream moves a message with unreadable headers to the error queue, and gives it new headers.
+# POISON_TYPE is then its message type and its exception type. One of the two headers below has its
+# old header text.
 POISON_TYPE = "SqlQueue.Poison"
 CORRUPT_HEADERS = "SqlQueue.CorruptHeaders"
 CORRUPT_HEADERS_BASE64 = "SqlQueue.CorruptHeadersBase64"  # used if the old text is not UTF-8
@@ -53,10 +54,11 @@ TRACE_PARENT = "traceparent"
 TRACE_STATE = "tracestate"
 BAGGAGE = "baggage"
 
-# Endpoints up to 9.0 fail on headers that begin with this name.
+# Endpoints up to 9.0 fail on a header text in which this name is the first.
 NEVER_FIRST = "__type"
 
-# Headers that begin with one of these are removed when a failed message returns to its source.
+# A header whose name begins with one of these is removed when a failed message returns to its
+# source.
 FAULT_PREFIXES = (RETRIES, FAILED_Q, TIME_OF_FAILURE, EXCEPTION_INFO)
 
 _ESCAPED = frozenset({"Cc", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"})
@@ -89,12 +91,12 @@ _ESCAPES = _Escapes(str.maketrans(_SHORT))
 
 def escape(text: str) -> str:
     r"""
-    Escape any text for a JSON string; half of a surrogate pair becomes `\uFFFD`.
+    Escape any text for a JSON string. Half of a surrogate pair becomes `\uFFFD`.
 
     Characters that Unicode has not assigned are escaped. Python's version of Unicode decides which
-    these are. Endpoints read both forms.
+    characters these are. Endpoints read such a character with and without the escape.
     """
-    # most texts have no other characters to escape; this takes a tenth of the time
+    # Most texts need only these three replacements, which take a tenth of the time.
     if not _BEYOND_BMP.search(text) and text.isprintable():
         return text.replace("\\", "\\\\").replace('"', '\\"').replace("/", "\\/")
     return text.translate(_ESCAPES)
@@ -102,7 +104,7 @@ def escape(text: str) -> str:
 
 def dumps(headers: Mapping[str, str | None]) -> str:
     """
-    Write headers as compact JSON; if NEVER_FIRST comes first, it is moved to the end.
+    Write headers as compact JSON. If NEVER_FIRST comes first, it is moved to the end.
 
     Raises:
         TypeError: a value is neither a text nor None.
@@ -129,8 +131,8 @@ def host_headers(machine: str) -> dict[str, str]:
 # ----- times ---------------------------------------------------------------------------------
 
 LONGEST_SPAN = 2**31 - 1  # milliseconds, 24.8 days, because the transports use an int32
-LONGEST_DELAY = 365_000 * 86_400_000  # milliseconds; a due time keeps a year of four digits
-LIFETIME = "time to be received"  # its name in errors
+LONGEST_DELAY = 365_000 * 86_400_000  # milliseconds; the year of a due time has four digits
+LIFETIME = "time to be received"  # the name of a lifetime in errors
 
 _WIRE_TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d):(\d{6}) Z", re.ASCII)
 _SPAN = re.compile(
@@ -154,7 +156,7 @@ class BadTimeSpan(ValueError):
 
 
 def format_wire_time(moment: datetime) -> str:
-    """Write a time in the headers' form; raise ValueError if it has no zone."""
+    """Write a time in the headers' form. Raise ValueError if the time has no zone."""
     if moment.tzinfo is None:
         raise ValueError(f"time {moment} has no zone: give an aware datetime, as datetime.now(UTC)")
     utc = moment.astimezone(UTC).replace(tzinfo=None)
@@ -162,7 +164,7 @@ def format_wire_time(moment: datetime) -> str:
 
 
 def parse_wire_time(text: str) -> datetime:
-    """Read a time of a header, in UTC; raise BadWireTime if the text has another form."""
+    """Read a time of a header, in UTC. Raise BadWireTime if the text has another form."""
     parts = _WIRE_TIME.fullmatch(text)
     try:
         return datetime.fromisoformat(f"{parts[1]}.{parts[2]}+00:00" if parts else "")
@@ -178,10 +180,10 @@ def parse_span(text: str, *, longest: int = LONGEST_SPAN, what: str = LIFETIME) 
     """
     Read .NET's invariant `[d.]hh:mm:ss[.fffffff]` as milliseconds.
 
-    Parts of a millisecond are cut off, as the transports do.
+    Parts of a millisecond are cut off, as the transports do. `what` is the span's name in errors.
 
     Raises:
-        BadTimeSpan: `what` has another form, is negative, or is longer than `longest`.
+        BadTimeSpan: the text has another form, is negative, or is more than `longest` milliseconds.
     """
     parts = _SPAN.fullmatch(text)
     if parts is None:
@@ -196,7 +198,7 @@ def parse_span(text: str, *, longest: int = LONGEST_SPAN, what: str = LIFETIME) 
 
 
 def format_span(milliseconds: int) -> str:
-    """Write a time-to-be-received as .NET does; raise BadTimeSpan if it is too long for that."""
+    """Write a time-to-be-received as .NET does. Raise BadTimeSpan if it is too long for that."""
     if not 0 <= milliseconds <= LONGEST_SPAN:
         reason = f"is not between 0 and {LONGEST_SPAN} ms"
         raise BadTimeSpan(LIFETIME, f"{milliseconds} ms", reason)
@@ -241,17 +243,17 @@ def split_types(header: str | None) -> list[str]:
 
 
 def split_names(text: str) -> list[str]:
-    """Split the full names of an option at commas; blank names are kept, and refused later."""
+    """Split the full names of an option at commas. Blank names are kept. They are refused later."""
     return split_at(text, _commas(text))
 
 
 def has_blank(text: str) -> bool:
-    """Return whether white space stands outside of brackets, as between a type and its assembly."""
+    """Return whether there is white space outside of brackets, for example before an assembly."""
     return any(mark.isspace() for _, mark in _outside_brackets(text))
 
 
 def topic_problem(topic: str) -> str | None:
-    """Return why a text cannot be a topic; None: it can be one."""
+    """Return why a text cannot be a topic, or None if it can be one."""
     if not topic.strip():
         return "a blank topic"
     if SEPARATOR in topic:
@@ -263,7 +265,7 @@ def topic_problem(topic: str) -> str | None:
 
 def types_problem(header: str) -> str | None:
     """
-    Return why a text cannot be the header EnclosedMessageTypes; None: it can be.
+    Return why a text cannot be the header EnclosedMessageTypes, or None if it can be.
 
     An endpoint fails on a blank name between semicolons. The source code of NServiceBus 10 says so.
     """

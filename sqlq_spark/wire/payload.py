@@ -3,9 +3,9 @@ A payload is the content of a receipt or of a staged chunk. It has columns compr
 
 A login that may write the state tables may write any bytes there, so a payload is untrusted.
 Arrow's stream format is not used. Its reader allocates any size that the metadata claims, and
-trusts the offsets. This format contains less, and `unpack` checks all of it. The types are known
-before. The sizes are checked before anything is decompressed. Every value is checked before it is
-used.
+trusts the offsets. This format contains less, and `unpack` checks all of it. It contains no types,
+because the reader knows them. `unpack` checks the sizes before it decompresses anything, and each
+value before it uses the value.
 
 A payload consists of three parts:
 
@@ -15,9 +15,9 @@ A payload consists of three parts:
         {"columns": […], "batches": [{"rows": …, "buffers": [[plain, packed] or null, …]}]}
     the length of the list, 4 bytes, little-endian
 
-A small payload is stored in its row. A large one is cut into pages, which are rows of another
-table. Measured with 13 MB on PostgreSQL: as one value, which the server stores by TOAST in pieces
-of 2 kB, it takes the server 60 ms. As pages by COPY it takes 22 ms.
+A small payload is stored in the row of its receipt or chunk. A large payload is cut into pages,
+which are rows of another table. Measured with 13 MB on PostgreSQL: as one value, which the server
+stores by TOAST in pieces of 2 kB, it takes the server 60 ms. As pages by COPY it takes 22 ms.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ from sqlq_spark.errors import PayloadRefused
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# Time and size for a message of 1.2 kB, measured:
+# Measured: the time to compress a message of 1.2 kB, and its compressed size:
 #     usual messages                        level 1 2.0 us, 165 bytes; level -3 1.2 us, 262 bytes;
 #                                           lz4 1.4 us, 298 bytes
 #     bodies of random hexadecimal digits   level 1 1.1 us, 560 bytes; level -3 0.8 us, 1,090 bytes
 ZSTD = pa.Codec("zstd", compression_level=-3)
 SMALL = pa.Codec("zstd", compression_level=1)  # slower, for a buffer that ZSTD hardly shrinks
 THREADS = 2  # headers and bodies are compressed in parallel, as in Arrow's stream
-ALONE = 1 << 20  # bytes up to which one thread is faster, because threads take 2 ms to start
+ALONE = 1 << 20  # bytes; up to this size one thread is faster, because threads take 2 ms to start
 
-ROOM = 64 << 10  # bytes reserved for a batch's entry in the list, and for the rest of the list
-LENGTH = 4  # bytes of the list's length
+# bytes reserved in the payload's list: for each batch's entry, and once more for the rest
+ROOM = 64 << 10
+LENGTH = 4  # bytes; the size of the number at the end that says how long the list is
 LONGEST_LIST = 4 << 20  # bytes; the list of a receipt of 64 MiB has 2 kB
 LARGE = 256 << 10  # bytes; a longer payload is cut into pages
-PAGE = 7_900  # bytes of a page; with its key it fills a page of the database's table
+PAGE = 7_900  # bytes; a page and its key fill a page of the database's table
 
 RECEIPT_KEY = {"stream": pa.string(), "batch": pa.int64(), "task": pa.int32()}
 CHUNK_KEY = {
@@ -67,11 +68,11 @@ class Packed:
     """A payload to store."""
 
     bytes: pa.Buffer
-    size: int  # bytes of all buffers, unpacked
+    size: int  # bytes of all buffers before compression
 
     @property
     def seal(self) -> Seal:
-        """The seal by which the driver recognises the payload; computing it takes 1 ms a chunk."""
+        """The seal by which the driver recognises the payload. For a chunk this takes 1 ms."""
         return Seal(self.size, hashlib.sha256(self.bytes).hexdigest())
 
 
@@ -83,7 +84,7 @@ class Seal:
     It does not pass through the database, so nobody who changes the chunk can change its seal.
     """
 
-    size: int  # bytes, unpacked
+    size: int  # bytes before compression
     digest: str  # SHA-256 of the payload
 
 
@@ -91,13 +92,14 @@ class Seal:
 class Expected:
     """What is known of a payload before it is read."""
 
-    where: str  # the receipt or chunk, for an error
-    schema: pa.Schema
-    optional: tuple[pa.Field, ...] = ()  # columns that may follow, in this order
-    most: int  # the most bytes that it may have, unpacked
-    size: int | None = None  # bytes, unpacked, that its row names; None: its row names none
-    rows: int | None = None  # rows that its row names; None: its row names none
-    seal: Seal | None = None  # the seal from the time when it was packed; None: not known
+    where: str  # the name of the receipt or chunk, for an error
+    schema: pa.Schema  # the columns that the payload must have
+    optional: tuple[pa.Field, ...] = ()  # columns that may follow those of `schema`, in this order
+    most: int  # the most bytes that it may have before compression
+    # Numbers that the database's row has beside the payload; None if the row has no such number.
+    size: int | None = None  # bytes before compression
+    rows: int | None = None  # how many rows
+    seal: Seal | None = None  # the seal that `pack` made; None if it is not known
 
 
 class BadPayload(ValueError):
@@ -111,8 +113,9 @@ def pack(rows: pa.Table) -> Packed:
     """
     Compress rows into a payload: about 1 MB for 27 MB of similar messages.
 
-    The buffer is allocated for the worst case, but only the part that is written takes memory. A
-    stream that doubles its buffer took 50 MB more, for 64 MB that cannot be compressed.
+    The buffer is allocated for the worst case, but only the part that is written takes memory.
+    Measured with 64 MB that cannot be compressed: a buffer that doubles when it is full took 50 MB
+    more.
     """
     batches = [batch for batch in rows.to_batches() if batch.num_rows]
     room = pa.allocate_buffer(2 * rows.nbytes + (len(batches) + 1) * ROOM)
@@ -138,7 +141,7 @@ def pack(rows: pa.Table) -> Packed:
 
 
 def in_row(payload: pa.Buffer) -> bytes:
-    """Return the part that is stored in the row itself: all of a small payload, else nothing."""
+    """Return what the row itself stores: a small payload, or nothing of a large one."""
     return b"" if payload.size > LARGE else payload.to_pybytes()
 
 
@@ -146,9 +149,9 @@ def pages(
     payload: pa.Buffer, kinds: dict[str, pa.DataType], key: tuple[str | int, ...]
 ) -> pa.Table:
     """
-    Return the rows of the table of pages for a large payload; none for a small one.
+    Return the rows of the table of pages: many for a large payload, none for a small one.
 
-    `kinds` has the types of the key's columns by their names. `key` has the value of each.
+    `kinds` has the types of the key's columns by their names. `key` has the columns' values.
     """
     count = 0 if payload.size <= LARGE else -(-payload.size // PAGE)
     offsets = np.minimum(np.arange(count + 1) * PAGE, payload.size).astype(np.int32)
@@ -165,8 +168,8 @@ def _buffers(column: pa.Array) -> Iterator[Any]:
     """
     Yield the buffers of a column.
 
-    The first one is the validity bitmap, or None if no value is null. Then come those of the type:
-    the data, or the offsets and the data. A slice's buffers begin at its first value.
+    The first one is the validity bitmap, or None if no value is null. Then come the data or, for
+    texts and bytes, the offsets and the data. The buffers of a slice begin at its first value.
     """
     kind = column.type
     buffers = column.buffers()
@@ -193,9 +196,9 @@ def _buffers(column: pa.Array) -> Iterator[Any]:
 
 def _compress(plain: pa.Buffer | None) -> pa.Buffer | None:
     """
-    Compress a buffer quickly; if it hardly shrinks, compress it again at a better level.
+    Compress a buffer quickly. If it hardly shrinks, compress it again at a better level.
 
-    The better level is slower, but the server needs time for each byte that it stores.
+    The better level is slower, but then the server has fewer bytes to store, which saves time.
     """
     if plain is None:
         return None
@@ -215,7 +218,7 @@ def unpack(payload: bytes, pages: Iterable[bytes], expected: Expected) -> pa.Tab
     Return the rows of a payload.
 
     Args:
-        payload: the value in its row; empty: the payload is in its pages.
+        payload: the value in the row. If it is empty, the payload is in the pages.
         pages: the pages in their order.
         expected: what the payload must have.
 
@@ -263,7 +266,13 @@ def _read_table(whole: pa.Buffer, expected: Expected) -> pa.Table:
 
 
 def _read_list(whole: pa.Buffer) -> tuple[list[Any], list[tuple[int, list[Any]]], int]:
-    """Read the list; return the columns, each batch's rows and sizes, and where buffers end."""
+    """
+    Read the list.
+
+    Returns:
+        The names of the columns; for each batch its number of rows and its buffers' sizes; and the
+        place where the buffers end.
+    """
     _check(whole.size > LENGTH, "it is cut off")
     length = int.from_bytes(whole.slice(whole.size - LENGTH).to_pybytes(), "little")
     end = whole.size - LENGTH - length
@@ -301,7 +310,7 @@ def _decompress(whole: pa.Buffer, start: int, pair: list[int] | None) -> pa.Buff
 
 
 def _read_column(kind: pa.DataType, rows: int, buffers: Iterator[pa.Buffer | None]) -> pa.Array:
-    """Return a column of the next buffers; their sizes must match the number of rows."""
+    """Make a column of the next buffers. Their sizes must match the number of rows."""
     validity = _next_buffer(buffers, -(-rows // 8), absent=True)
     if _is_fixed(kind):
         data = _next_buffer(buffers, rows * kind.bit_width // 8)
@@ -321,8 +330,8 @@ def _next_buffer(
     """
     Take the next buffer.
 
-    `size` is the size that it must have; None: it holds texts or bytes, of any size. `absent` says
-    whether the buffer may be missing.
+    `size` is the size that the buffer must have. If it is None, the buffer may have any size,
+    because it holds texts or bytes. `absent` says whether the buffer may be missing.
     """
     buffer = next(buffers, None)
     if buffer is None:

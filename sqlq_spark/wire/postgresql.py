@@ -12,10 +12,10 @@ from sqlq_spark.wire.address import Names, QueueAddress
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# A part in quotes. The repetition is possessive (*+): it gives nothing back, so a doubled quote
-# never ends the part.
+# A part in quotes. The repetition is possessive (*+), so the pattern never ends the part at the
+# first of two doubled quotes.
 QUOTED = r'"(?:[^"]|"")*+"'
-# a part with a doubled quote inside matches as two quoted parts, which finds the same commas
+# A part with a doubled quote inside matches as two quoted parts. The commas found are the same.
 QUOTED_OR_COMMA = re.compile(r'"[^"]*"|,')
 
 
@@ -45,7 +45,7 @@ class PostgreSQLNames(Names):
     stray_quotes = False
     empty_is_default = False
     unit = "UTF-8 bytes"
-    longest_table = 55  # PostgreSQL allows 63; the sequence's name ends with `_seq_seq`, 8 bytes
+    longest_table = 55  # PostgreSQL allows 63, and the sequence's name has 8 more, `_seq_seq`
     longest = 63
     default_schema = "public"
     queue_columns = "id, expires, headers, body and seq, in lower case"
@@ -70,7 +70,7 @@ class PostgreSQLNames(Names):
         return self._address(parts, text, longest_table)
 
     def _commas(self, text: str) -> Iterable[int]:
-        """Find the commas outside of double quotes; `orders, "sales"."a, b"` has one."""
+        """Find the commas outside of double quotes. `orders, "sales"."a, b"` has one such comma."""
         if text.count('"') % 2:
             reason = (
                 "a double quote is not closed; put a name that holds one in double quotes and "
@@ -86,7 +86,7 @@ class PostgreSQLNames(Names):
         return url
 
     def is_address_only(self, text: str) -> bool:
-        """Return whether a text has quotes, as `public."Spark.In"`; a queue's name has none."""
+        """Return whether a text has quotes, as `public."Spark.In"`. A queue's name has none."""
         return '"' in text
 
     def may_be_one_name(self, text: str) -> bool:

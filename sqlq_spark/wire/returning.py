@@ -1,13 +1,13 @@
 """
 Return to source: which failed messages go back to their queues, and with which headers.
 
+The rule: A message goes to the queue that its header FailedQ names, if that queue may be used.
+Headers whose names begin with one of FAULT_PREFIXES are removed. If a message has no header
+MessageId, the message gets the id of its row as MessageId, which becomes the first header.
+
 The command `retry`, the job error_triage and the function `return_to_source` all follow this rule.
 The command applies it to rows. The other two apply it to columns of Spark, with the constants of
-this module. A test compares the results of all three.
-
-A message goes to the queue that its header FailedQ names, if that queue may be used. Headers that
-begin with one of FAULT_PREFIXES are removed. If a message has no header MessageId, the id of its
-row becomes its first header. For columns of Spark the sink does this last step.
+this module. There the sink adds the header MessageId. A test compares the results of all three.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 EXCEPTION_TYPE = f"{EXCEPTION_INFO}ExceptionType"
 
-# why a message stays in the error queue
+# reasons why a message stays in the error queue
 NO_SOURCE = f"no header {FAILED_Q}, or corrupt headers"
 POISON = (
     f"its ExceptionType is {POISON_TYPE}, because its own headers could not be read. Put it back "
@@ -39,9 +39,9 @@ ITS_OWN = f"the header {FAILED_Q} names the error queue itself"
 
 def find_refusal(failed_queue: str | None, exception: str | None) -> str | None:
     """
-    Return why a message stays in the error queue; None: it may go back.
+    Return why a message stays in the error queue, or None if it may go back.
 
-    Only its headers FailedQ and ExceptionType are looked at. The queue that FailedQ names may still
+    This looks only at the headers FailedQ and ExceptionType. The queue that FailedQ names may still
     be refused later.
     """
     if exception == POISON_TYPE:
@@ -50,11 +50,11 @@ def find_refusal(failed_queue: str | None, exception: str | None) -> str | None:
 
 
 def write_headers(headers: Mapping[str, str | None], row: str) -> str:
-    """Write the headers of a returned message; `row` is the id of its row in the error queue."""
+    """Write the headers of a returned message. `row` is the id of its row in the error queue."""
     kept = {name: text for name, text in headers.items() if not name.startswith(FAULT_PREFIXES)}
     return dumps(kept if MESSAGE_ID in kept else {MESSAGE_ID: row, **kept})
 
 
 def is_copy(table: str) -> bool:
-    """Return whether a queue is named as a forwarding log, whose messages are only copies."""
+    """Return whether a queue has the name of a forwarding log. Its messages are only copies."""
     return table.lower().endswith(".log")

@@ -13,15 +13,16 @@ from sqlq_spark.wire.address import Names, QueueAddress
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A part in brackets. The repetition is possessive (*+): it gives nothing back, so that a doubled
-# bracket never ends the part.
+# A part in brackets. The repetition is possessive (*+), so the pattern never ends the part at the
+# first of two doubled brackets.
 BRACKETS = r"\[(?:[^\]]|\]\])*+\]"
 BRACKETED_TABLE = re.compile(rf"({BRACKETS})(?:@|\Z)")
 # A bracket opens only at the beginning of a part. A double quote has no meaning here.
 OPENING_OR_COMMA = re.compile(r"(?:(?:\A|,)\s*|@)\[|,")
-# sqlcmd would misread these in a name: a line break may end a batch, and `$(` begins a variable
+# sqlcmd would misread these in a name. A line break may end a batch, and `$(` begins a variable.
 MISREAD = re.compile(r"\$\(|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
-# A run of closing brackets. Pairs in it belong to the name, so it ends the part only if it is odd.
+# A run of an odd number of closing brackets. Only such a run ends a part, because two brackets in a
+# part are one bracket of the name.
 CLOSING = re.compile(r"(?<!\])\](?:\]\])*(?!\])")
 
 
@@ -60,8 +61,8 @@ class SQLServerNames(Names):
     longest_table = longest = 128
     default_schema = "dbo"
     queue_columns = "id, expires, headers, body and RowVersion, in any case"
-    # A send is JSON in one parameter, which has at most 2**30 - 1 characters. As base64 a body
-    # grows by a third.
+    # A send is JSON in one parameter of at most 2**30 - 1 characters. The body is in base64 there,
+    # so it is a third longer.
     largest_message = 512 << 20
 
     def size(self, name: str) -> int:
@@ -69,7 +70,7 @@ class SQLServerNames(Names):
 
     def parse_address(self, text: str) -> QueueAddress:
         """
-        Read `table@[schema]@[catalog]`; schema and catalog may be left out.
+        Read `table@[schema]@[catalog]`. Schema and catalog may be left out.
 
         As in the transport, the table is the text before the first `@`, with its brackets. So
         `[Orders]@[dbo]` names a table called `[Orders]`. The transport has no address for a table
@@ -85,7 +86,7 @@ class SQLServerNames(Names):
         return self._address([table, *self._split(text, len(table) + 1)], text)
 
     def parse_queue(self, text: str, longest_table: int | None = None) -> QueueAddress:
-        """Read an address in which the table may be in brackets too, unlike in a message."""
+        """Read an address as a user writes it. There the table may be in brackets too."""
         self._check_length(text)
         return self._address(self._split(text), text, longest_table)
 
@@ -109,7 +110,7 @@ class SQLServerNames(Names):
 
     def _commas(self, text: str) -> Iterator[int]:
         """
-        Find the commas outside of brackets; `orders, [a, b]@[sales]` has one.
+        Find the commas outside of brackets. `orders, [a, b]@[sales]` has one such comma.
 
         The text is untrusted, so the time must not grow faster than its length.
         """

@@ -27,9 +27,9 @@ USUAL = {
 UNTIL = ", until (?:commit|the transaction ends)"  # the page says it once
 # no row, the rows that the statement is there to change, or the table; the page says this once too
 USUALLY = re.compile(
-    "-|no row|keeps none(?:, waits for no row)?|advisory|application.*"
+    "-|no row|keeps none(?:, waits for no row)?|an advisory lock|(?:an|the) application lock.*"
     "|the (?:rows?|tables?) (?:that )?it (?:write|delete|change|create)s"
-    "(?:; (?:none|begin_receipt) .*)?|.*them already"
+    "(?:; (?:none|nothing|begin_receipt) .*)?|.*them already"
 )
 # of tasks, of a dispatch, and of those who install; the others run once, or when a user asks
 CONCERNS = ["schema", "peek", "receive", "trust", "receipts"]

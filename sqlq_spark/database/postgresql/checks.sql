@@ -1,7 +1,7 @@
 -- part: autovacuum
--- The autovacuum settings of table c; other statements contain this part. `off` says whether it is off
--- for the table or for its large values. `threshold` and `scale` say when it begins; null: the server's
--- setting holds.
+-- The autovacuum settings of table c; other statements contain this part. `off` says whether autovacuum
+-- is off for the table or for its large values. `threshold` and `scale` say when it begins. If one is
+-- null, the server's setting holds.
 SELECT bool_or(o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean) AS off,
        max(o.option_value::float8) FILTER (
            WHERE o.option_name = 'autovacuum_vacuum_threshold' AND t.oid = c.oid) AS threshold,
@@ -55,10 +55,11 @@ format('ALTER TABLE %s ALTER COLUMN %s TYPE %s USING %s', f.named, c.name,
 -- Reads facts of the messages with the lowest seqs: how long they live, and how large their headers are.
 -- Also reads the highest seq. It locks nothing, and reads only the beginning of the headers.
 -- Index:   the unique index on seq.
--- Returns: one row for each of the lowest 50 messages that expires, or one row if none does. last bigint:
---          the highest seq, null if the queue is empty. expires timestamp, null for infinity; sent, lives
---          text: two of its headers, null if absent. seq, bytes bigint, the same in each row: the message
---          with the largest headers of the lowest 50, and the size of these headers
+-- Returns: one row for each of the lowest 50 messages that expires, or one row if none of them expires.
+--          last bigint: the highest seq, null if the queue is empty. expires timestamp of the message,
+--          null for infinity; sent, lives text: its headers TimeSent and TimeToBeReceived, null if
+--          absent. seq, bytes bigint, the same in each row: of the lowest 50 messages, the one with the
+--          largest headers, and the size of its headers
 SELECT top.last, lowest.expires, lowest.sent, lowest.lives, heaviest.seq, heaviest.bytes
   FROM (SELECT max(seq)::bigint AS last FROM {queue}) AS top
   LEFT JOIN (SELECT seq::bigint AS seq, octet_length(headers)::bigint AS bytes
@@ -78,7 +79,7 @@ SELECT top.last, lowest.expires, lowest.sent, lowest.lives, heaviest.seq, heavie
 -- handle. Copies in an audit queue and failed messages in an error queue do not count. It locks nothing.
 -- It reads only the beginning of the headers, as text, so headers that are not JSON do not matter.
 -- Index:   the unique index on seq.
--- Returns: messages bigint: saga timeouts, messages for a saga, control messages
+-- Returns: messages bigint: the number of saga timeouts, messages for a saga and control messages
 SELECT count(*) AS messages
   FROM (SELECT left(headers, 16384) AS text FROM {queue} ORDER BY seq LIMIT 100) AS lowest
  WHERE text ~ '"NServiceBus\.(IsSagaTimeoutMessage|SagaId|ControlMessage)":'
@@ -144,7 +145,8 @@ WITH {asked_table}, queue AS (
 ), facts AS (
     SELECT q.*, p.pin, p.unpin, s.sequence,
            least(s.highest, s.seqmax) AS highest,
-           -- a row may have a seq that its sequence never gave
+           -- If this login cannot see the sequence, the highest seq of a row is taken instead. A row
+           -- may have a seq that its sequence never gave.
            CASE WHEN s.is_seen THEN s.given ELSE :last::bigint END AS used,
            s.is_seen AND s.rises AND :last::bigint > coalesce(s.given, 0) AS is_behind,
            coalesce(s.given, 0) AS given,
@@ -265,7 +267,7 @@ SELECT law.name, law.severity, law.found, law.fix
             'down', f.threshold, f.scale),
      format('ALTER TABLE %s SET (autovacuum_vacuum_threshold = 1000, '
             'autovacuum_vacuum_scale_factor = 0.01)', f.named)),
-    -- a queue that was just emptied has as many dead rows, until autovacuum runs a minute later at most
+    -- A queue that was just emptied also has many dead rows, until autovacuum runs, at most a minute later.
     ('dead_rows', 'warning',
      f.dead >= 10000 AND f.dead > 4 * f.live
      AND (f.cleaned IS NULL OR f.cleaned < now() - interval '10 minutes' OR f.pin IS NOT NULL),
@@ -299,10 +301,11 @@ SELECT law.name, law.severity, law.found, law.fix
  WHERE law.broken
 
 -- name: check_delayed
--- Finds what is wrong with a table of delayed messages; nothing if it is absent. It reads only the
--- catalogue. A login that may delete from the table is expected to move due messages. A login without any
--- right there may do without the table.
--- Returns: as check_queue
+-- Finds what is wrong with a table of delayed messages. If the table is absent, it finds nothing. It
+-- reads only the catalogue. If the login may delete from the table, rights that it lacks to move due
+-- messages are findings. If the login has no right on the table, it may do without the table, so no right
+-- is a finding.
+-- Returns: the columns of check_queue
 WITH {asked_table}, delayed AS (
     SELECT c.*,
            quote_ident(c.nspname) || '.' || quote_ident(left(c.relname, -8)) AS queue_named,
@@ -377,10 +380,10 @@ SELECT law.name, law.severity, law.found, law.fix
 -- name: check_server
 -- Finds what keeps dead rows in all queues of this database: autovacuum that is off, old transactions,
 -- prepared transactions, and replication slots that no client uses. A transaction with neither a snapshot
--- nor a transaction id keeps none. Before version 17 the server does not say since when a slot is unused.
--- Also finds a transaction_timeout of this login that is shorter than :query_timeout. The login's other
--- time limits do not matter, because `begin` sets them.
--- Returns: as check_queue
+-- nor a transaction id keeps no dead rows. Before version 17 the server does not say since when a slot is
+-- unused. It also finds a transaction_timeout of this login that is shorter than :query_timeout. The
+-- login's other time limits do not matter, because `begin` sets them.
+-- Returns: the columns of check_queue
 SELECT 'server_autovacuum' AS name, 'error' AS severity,
        'autovacuum is off on this server: what is received leaves dead rows that slow queues down'
            AS found,
@@ -443,7 +446,7 @@ SELECT 'sessions_right', 'note',
 
 -- name: check_state
 -- Finds what is wrong with the settings of the state tables. It reads only the catalogue.
--- Returns: as check_queue
+-- Returns: the columns of check_queue
 SELECT law.name, law.severity, law.found, law.fix
   FROM (SELECT format('%I.%I', n.nspname, c.relname) AS named,
                c.relpersistence = 'u' AS unlogged, v.off, v.threshold
@@ -476,11 +479,11 @@ SELECT law.name, law.severity, law.found, law.fix
  WHERE law.broken
 
 -- name: state_schemas
--- Lists all schemas that have tables with the names of state tables, or only :schema_name. Two of three
--- names are enough, because a table may be missing. Anybody who may create a schema can create such
--- tables. It reads only the catalogue.
--- Returns: schema text; may_enter boolean: this login may enter it and read the version; roles text: the
---          roles without a login that may enter it
+-- Lists all schemas that have tables with the names of state tables. If :schema_name is not null, it
+-- looks only at that schema. Two of three names are enough, because a table may be missing. Anybody who
+-- may create a schema can create such tables. It reads only the catalogue.
+-- Returns: schema text; may_enter boolean: whether this login may enter the schema and read the version;
+--          roles text: the roles without a login that may enter the schema
 SELECT n.nspname::text AS schema,
        has_schema_privilege(n.oid, 'USAGE')
        AND coalesce((SELECT has_table_privilege(c.oid, 'SELECT')
@@ -499,16 +502,16 @@ SELECT n.nspname::text AS schema,
  ORDER BY n.nspname
 
 -- name: why_refused
--- Finds what a failed statement lacked, because the words of the server's error depend on its language.
--- It reads only the catalogue. :asked is a JSON array of the statement's tables in their order. Each has
--- its role in the statement, its schema, its name, and the rights that the statement needs. For a
--- statement on state tables the array has one element with the schema alone. :creates says whether the
--- statement creates a table. :changes says whether it needs to own the table. :constraint_name is the
--- constraint that refused a row.
--- Returns: role text, has_schema boolean, has_table boolean; of_seq boolean: the constraint is an index
---          on seq; lacks text: the first thing that is missing (database, schema, owner, rights,
---          sequence), or policy, or null for nothing; named text: the object on which a right is missing,
---          else the database
+-- Finds what a failed statement lacked. The server's error is not enough, because its words depend on the
+-- server's language. This reads only the catalogue. :asked is a JSON array of the statement's tables in
+-- their order. Each has its role in the statement, its schema, its name, and the rights that the
+-- statement needs. For a statement on state tables the array has one element with the schema alone.
+-- :creates says whether the statement creates a table. :changes says whether it needs to own the table.
+-- :constraint_name is the constraint that refused a row.
+-- Returns: role text, has_schema boolean, has_table boolean; of_seq boolean: whether the constraint is an
+--          index on seq; lacks text: the first thing that is missing (database, schema, owner, rights or
+--          sequence), or `policy`, or null if nothing is missing; named text: the object on which a right
+--          is missing, or else the database
 SELECT its.role, n.oid IS NOT NULL AS has_schema, c.oid IS NOT NULL AS has_table, its.of_seq, its.lacks,
        CASE its.lacks WHEN 'schema' THEN quote_ident(n.nspname)
                       WHEN 'sequence' THEN s.name
@@ -571,10 +574,10 @@ SELECT its.role, n.oid IS NOT NULL AS has_schema, c.oid IS NOT NULL AS has_table
 
 -- name: blockers
 -- Finds transactions that have locked a whole table of this database, or that wait for such a lock while
--- all others wait behind them. Also finds transactions that have had messages locked for more than
--- :seconds. It locks nothing and waits for nothing. A login without pg_read_all_stats does not see how
--- old other logins' transactions are. The server shows the locks of a prepared transaction without its
--- name. If several could be meant, none is named.
+-- all others wait behind them. Also finds transactions that have held locks on messages for more than
+-- :seconds seconds. It locks nothing and waits for nothing. A login without pg_read_all_stats does not
+-- see how old other logins' transactions are. The server shows the locks of a prepared transaction
+-- without the transaction's name. If there are several prepared transactions, none is named.
 -- Returns: schema_name, table_name, name, severity, found, fix text
 SELECT n.nspname::text AS schema_name, c.relname::text AS table_name,
        CASE WHEN l.mode = 'AccessExclusiveLock' THEN 'locked' ELSE 'locked_messages' END AS name,

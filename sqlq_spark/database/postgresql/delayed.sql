@@ -1,9 +1,10 @@
 -- name: endpoint_zone
--- The time zone of the .NET endpoints' sessions: the given one, or that of a session without settings
--- of its own, which is the database's, else the server's. If this session's client set a zone (PGTZ,
--- options of the url), the server's cannot be read.
--- Returns: zone text, null where it cannot be read. It is used once here, so that a zone that the server
--- does not know fails (22023).
+-- Returns the time zone of the .NET endpoints' sessions. It is :zone if that is not null. Otherwise it is
+-- the zone of a session without settings of its own: the database's zone or, if it has none, the
+-- server's. If this session's client has set a zone (by PGTZ or options of the url), the server's zone
+-- cannot be read.
+-- Returns: zone text, null if it cannot be read. The statement uses the zone once, so that it fails
+--          (22023) if the server does not know the zone.
 SELECT CASE WHEN now() AT TIME ZONE zone IS NOT NULL THEN zone END AS zone
   FROM (SELECT coalesce(
                  :zone::text,
@@ -19,10 +20,10 @@ SELECT CASE WHEN now() AT TIME ZONE zone IS NOT NULL THEN zone END AS zone
                    WHERE name = 'TimeZone' AND source <> 'client')) AS zone) AS known
 
 -- name: dues
--- Due times of delays in milliseconds, and of times in UTC. As the transport does, this reads the
--- server's UTC clock as a local time of the session's zone. Each list is a JSON array of texts. A time
--- in the past becomes the current time.
--- Returns: one row: delays timestamptz[], moments timestamptz[]: the due times, in their order
+-- Computes due times from :delays, which are milliseconds, and from :moments, which are times in UTC.
+-- Both are JSON arrays of texts. As the transport does, this takes the server's UTC clock for a local
+-- time of the session's zone. A time in the past becomes the current time.
+-- Returns: one row: delays timestamptz[], moments timestamptz[]: the due times in the order of the arrays
 SELECT ARRAY (SELECT (now() AT TIME ZONE 'UTC' + wait::bigint * interval '1 millisecond')
                      AT TIME ZONE :zone::text
                 FROM json_array_elements_text(:delays::text::json)
@@ -34,14 +35,14 @@ SELECT ARRAY (SELECT (now() AT TIME ZONE 'UTC' + wait::bigint * interval '1 mill
                ORDER BY place) AS moments
 
 -- name: move_due
--- Moves the messages that have been due longest into the queue, with their ids. A message whose id is
--- in the queue already gets a new one; with :renamed all do. A message is in exactly one of the tables
--- at any time.
--- Locks:   the delayed rows, until commit; skips rows that others hold. Never waits for another of our
---          movers; an endpoint's mover waits for this one and then finds the rows gone.
+-- Moves the messages that have been due longest into the queue, with their ids. A message whose id is in
+-- the queue already gets a new id. If :renamed, each message gets a new id. A message is in exactly one
+-- of the two tables at any time.
+-- Locks:   the delayed rows, until commit; skips rows that others hold. Never waits for another mover of
+--          this package. An endpoint's mover waits for this one, and then finds the rows gone.
 -- Index:   the one on due; then by ctid.
--- Returns: one row: moved bigint; renamed bigint: those of them that got a new id; unfit bigint: 0,
---          because a queue holds all texts of this database
+-- Returns: one row: moved bigint: how many were moved; renamed bigint: how many of them got a new id;
+--          unfit bigint: 0, because a queue holds all texts of this database
 WITH due AS (
     DELETE FROM ONLY {delayed}
      WHERE ctid = ANY (ARRAY (
@@ -69,9 +70,9 @@ SELECT (SELECT count(*) FROM due) AS moved, (SELECT count(*) FROM renamed) AS re
 
 -- name: next_due
 -- Index:   the one on due.
--- Returns: seconds double precision until the next message is due, null where none waits; below 0
---          where it is due, and another mover holds it or a full batch left it. A message due at
---          infinity never is; before version 17 infinity cannot be subtracted from.
+-- Returns: seconds double precision until the next message is due; null if none waits. It is below 0 if
+--          a message is due, but another mover holds it, or a full batch left it. A message whose due
+--          time is infinity is never due; before version 17 the server cannot subtract from infinity.
 SELECT extract(epoch FROM min(due) - (now() AT TIME ZONE 'UTC' AT TIME ZONE :zone::text))::float8
        AS seconds
   FROM ONLY {delayed}

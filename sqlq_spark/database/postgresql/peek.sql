@@ -1,8 +1,8 @@
 -- name: waiting
--- Which of some queues have a message; this part is repeated for each of them.
+-- Finds out which queues have a message. This text is repeated for each queue.
 -- Locks nothing and waits for nothing. Measured: 64 empty queues in 2 ms.
 -- Index:   the unique index on seq.
--- Returns: at bigint, the place of a queue in which messages wait
+-- Returns: at bigint: the index in the list of queues, for each queue in which messages wait
 SELECT {at}::bigint AS at
  WHERE (SELECT min(seq) FROM {queue}) IS NOT NULL
 
@@ -10,8 +10,8 @@ SELECT {at}::bigint AS at
 -- Counts the messages that wait, up to a limit, and finds where to cut them into ranges.
 -- Locks nothing and waits for nothing. Measured: 100,000 messages in 12 ms.
 -- Index:   the unique index on seq; the order is by the column, not by the bigint of its name.
--- Returns: messages bigint, last bigint, cuts bigint[]: the seq of every `grain`-th message,
---          the first one's among them; null where none waits
+-- Returns: messages bigint: how many; last bigint: the seq of the last one; cuts bigint[]: the seqs of
+--          the first message and of every :grain-th message after it; null if none waits
 SELECT cardinality(seqs)::bigint AS messages, seqs[cardinality(seqs)] AS last,
        ARRAY (SELECT seqs[place] FROM generate_series(1, cardinality(seqs), :grain::bigint) AS place)
        AS cuts
@@ -24,11 +24,12 @@ SELECT cardinality(seqs)::bigint AS messages, seqs[cardinality(seqs)] AS last,
         OFFSET 0) AS waiting
 
 -- name: sample
--- The size of the lowest messages, when the lowest was sent, and the range of seq in the queue.
--- The size is read without the values. Only the beginning of headers is read: a pattern needs 4 bytes
--- for each character, and fails above 1 GB.
+-- Reads the size of the messages with the lowest seqs, when the first of them was sent, and how far apart
+-- the lowest and the highest seq are. It reads sizes without the values. It reads only the beginning of
+-- headers, because matching a pattern needs 4 bytes for each character, and fails above 1 GB.
 -- Index:   the unique index on seq.
--- Returns: bytes double precision, sent text (the TimeSent header of the lowest), span bigint
+-- Returns: bytes double precision: the average size; sent text: the header TimeSent of the first message;
+--          span bigint
 SELECT (SELECT avg({message_bytes})
           FROM (SELECT headers, body
                   FROM {queue}
@@ -42,17 +43,17 @@ SELECT (SELECT avg({message_bytes})
        (SELECT max(seq) FROM {queue})::bigint - :first::bigint + 1 AS span
 
 -- name: top
--- The lowest and the highest seq of a queue.
--- Returns: first bigint, last bigint; null where the queue is empty
+-- Reads the lowest and the highest seq of a queue.
+-- Returns: first bigint, last bigint; both null if the queue is empty
 SELECT min(seq)::bigint AS first, max(seq)::bigint AS last FROM {queue}
 
 -- name: above_sequence
--- The highest seq that the sequence has ever given, and the messages up to :last with a higher one: the
--- lowest seq, and how many, up to a limit. Such rows were copied, or their writer chose the seq. Locks
--- nothing.
+-- Reads the highest seq that the sequence has ever given. Also looks for messages whose seq is higher
+-- than that, and not higher than :last. They were copied, or their writer chose the seq. Locks nothing.
 -- Index:   the unique index on seq.
--- Returns: given bigint: 0 where the sequence has given none, null where this login may not see it, or
---          it does not rise; first bigint, null where there is none; messages bigint
+-- Returns: given bigint: the highest given seq, 0 if the sequence has given none, null if this login may
+--          not see the sequence or it does not rise; first bigint: the lowest seq of such a message, null
+--          if there is none; messages bigint: how many such messages there are, up to a limit
 SELECT its.given, above.first, above.messages
   FROM (SELECT (SELECT CASE WHEN s.seqincrement > 0 AND has_sequence_privilege(s.seqrelid, 'USAGE, SELECT')
                             THEN coalesce(pg_sequence_last_value(s.seqrelid), 0) END

@@ -1,6 +1,6 @@
 -- part: kept_when_closed
--- What the row of a stream keeps when a batch is closed; other statements contain it. It keeps the plan of
--- a later batch with its high-water mark, and the highest batch of Spark's query that was closed.
+-- What the row of a stream keeps when a batch is closed; other statements contain this part. It keeps the
+-- plan of a later batch with its high-water mark, and the highest batch of Spark's query that was closed.
 plan_batch  = CASE WHEN plan_batch > :batch::bigint THEN plan_batch END,
 stored_plan = CASE WHEN plan_batch > :batch::bigint THEN stored_plan END,
 plan_high_water = CASE WHEN plan_batch > :batch::bigint THEN plan_high_water END,
@@ -16,15 +16,15 @@ VALUES (:stream::text, :queue_name::text, :driver::text)
 
 -- name: lock_stream
 -- Locks:   the stream's row, until commit; waits for running tasks.
--- Returns: queue text, driver text, acked_batch bigint, plan_batch bigint, stored_plan
---          text
+-- Returns: queue text, driver text, acked_batch bigint, plan_batch bigint, stored_plan text; no row if
+--          the stream is not there
 SELECT queue, driver, acked_batch, plan_batch, stored_plan
   FROM {state}.stream
  WHERE stream = :stream::text AND version_4 IS NULL
    FOR UPDATE
 
 -- name: claim
--- From now on this driver owns the stream; the queues are those that it reads.
+-- Makes this driver the owner of the stream, and stores the queues that the stream reads.
 UPDATE {state}.stream
    SET driver = :driver::text, queue = :queue_name::text, seen = now()
  WHERE stream = :stream::text
@@ -35,11 +35,11 @@ UPDATE {state}.stream
 SELECT queue FROM {state}.stream WHERE stream = :stream::text
 
 -- name: outcome
--- What the tasks of the batches from :first to :batch received, a row for each queue. The scan of the
--- index starts behind the dead entries of all earlier ones.
--- Returns: queue text; tasks, empty (tasks that took nothing), messages, expired, diverted,
---          forwarded; bigint; query_id text, spark_batch bigint: Spark's names for the last batch,
---          or null where the receipts are of several queries
+-- Sums up what the tasks of the batches from :first to :batch received. Because of :first, the scan of
+-- the index starts behind the dead entries of all earlier batches.
+-- Returns: a row for each queue. queue text; bigint: tasks, empty (how many tasks took nothing),
+--          messages, expired, diverted, forwarded; query_id text, spark_batch bigint: Spark's names for
+--          the last batch, both null if the receipts are of several queries
 SELECT queue, count(*) AS tasks,
        count(*) FILTER (WHERE messages + expired + diverted + forwarded = 0) AS empty,
        sum(messages)::bigint AS messages, sum(expired)::bigint AS expired,
@@ -51,7 +51,8 @@ SELECT queue, count(*) AS tasks,
  GROUP BY queue
 
 -- name: acknowledge
--- Closes a batch for its stream and for Spark's query: none of the query's streams receives for it again.
+-- Closes a batch for its stream and for Spark's query. After that no stream of the query receives for the
+-- batch again.
 UPDATE {state}.stream
    SET acked_batch = :batch::bigint,
        {kept_when_closed},
@@ -70,12 +71,12 @@ DELETE FROM {state}.receipt
  WHERE stream = :stream::text AND batch BETWEEN :first::bigint AND :batch::bigint
 
 -- name: store_plan
--- Stores a plan with its high-water mark plan_high_water: the highest batch of
--- Spark's query that one of its streams has closed or has receipts of. The sink may hold the batches up to
--- it, so the plan may not be used for them. Before the first acknowledgement the stream's query is not
--- known. Then the high-water marks of the 500 queries that were seen last are stored, as JSON: 23 kB at
+-- Stores a plan with its high-water mark plan_high_water. That is the highest batch of Spark's query that
+-- any of the query's streams has closed or has receipts of. The sink may already have the batches up to
+-- the mark, so the plan may not be used for them. Before the first acknowledgement the stream's query is
+-- not known. So JSON is stored: the high-water marks of the 500 queries that were seen last, 23 kB at
 -- most.
--- Index:   receipt_query, behind the batches acknowledged before; stream_query.
+-- Index:   receipt_query, behind the batches that were acknowledged before; stream_query.
 WITH received AS NOT MATERIALIZED (
     SELECT query_id, spark_batch, created AS seen FROM {state}.receipt
     UNION ALL
@@ -98,10 +99,10 @@ UPDATE {state}.stream AS o
  WHERE o.stream = :stream::text AND o.version_4 IS NULL
 
 -- name: receipts
--- Lists receipts without their payloads, oldest first. Who may write a receipt can name any queue in
--- it, so its login is asked for.
+-- Lists receipts without their payloads, oldest first. A login that may write a receipt can name any
+-- queue in it. So `entitled` says whether the login that wrote the receipt may receive from the queue.
 -- Returns: stream, queue, batch, task, messages, bytes, settled, created, seen, login; entitled bool:
---          it is of this login, or its login may delete from that queue
+--          this login wrote the receipt, or the login that wrote it may delete from the queue
 SELECT r.stream, r.queue, r.batch, r.task::bigint AS task, r.messages, r.bytes, r.settled, r.created,
        o.seen, r.login::text AS login,
        r.login = current_user OR coalesce(has_table_privilege(a.oid, q.oid, 'DELETE'), false) AS entitled
@@ -118,7 +119,8 @@ SELECT r.stream, r.queue, r.batch, r.task::bigint AS task, r.messages, r.bytes, 
  ORDER BY r.created, r.stream, r.batch, r.task
 
 -- name: drop_receipt
--- Returns: queue, messages, settled, payload, unpacked, query_id, spark_batch of the receipt dropped
+-- Returns: queue, messages, settled, payload, unpacked, query_id, spark_batch of the deleted receipt; no
+--          row if there is no such receipt
 WITH pages AS (
     DELETE FROM {state}.receipt_page
      WHERE stream = :stream::text AND batch = :batch::bigint AND task = :task::bigint)
@@ -127,8 +129,8 @@ DELETE FROM {state}.receipt
 RETURNING queue, messages, settled, payload, unpacked, query_id, spark_batch
 
 -- name: close_batch
--- An operator has returned or dropped a receipt of the batch. A checkpoint that is restored must not
--- receive for it again, and no other stream of Spark's query may receive for that batch.
+-- Closes a batch of which an operator has returned or dropped a receipt. After that a restored checkpoint
+-- cannot receive for the batch again, and no other stream of Spark's query can receive for it.
 UPDATE {state}.stream
    SET acked_batch = greatest(acked_batch, :batch::bigint),
        {kept_when_closed}

@@ -1,37 +1,37 @@
 -- part: message_bytes
--- The size of a message, as limits count it; other statements contain it. The size of a toasted value
--- is read without the value.
+-- The size of a message in bytes, as limits count it; other statements contain this part. The server
+-- reads the size of a toasted value without the value.
 coalesce(octet_length(headers), 0)::bigint + coalesce(octet_length(body), 0)
 
 -- part: header_bytes
--- The size of headers, as the server stores them; other statements contain it.
+-- The size of headers in bytes, as the server stores them; other statements contain this part.
 coalesce(octet_length(headers), 0)
 
 -- part: too_large
--- Whether a message, or its headers, are larger than allowed; other statements contain it.
+-- Whether a message, or its headers, are larger than allowed; other statements contain this part.
 ({message_bytes} > :largest::bigint
  OR {header_bytes} > :largest_headers::bigint)
 
 -- part: readable_expiry
--- An expiry that each client can show; other statements contain it. An expiry that is infinite, or later
--- than the year 9999, becomes null, because such a message never expires. An expiry before 1900, as
--- -infinity, becomes 1900: the message has expired.
+-- An expiry that each client can show; other statements contain this part. An expiry that is infinite, or
+-- later than the year 9999, becomes null, because such a message never expires. An expiry before 1900,
+-- for example -infinity, becomes 1900, because such a message has expired.
 CASE WHEN expires < timestamp '9999-12-31' THEN greatest(expires, timestamp '1900-01-01') END
 
 -- part: received_row
--- A message that was received; other statements contain it.
+-- The columns of a received message; other statements contain this part.
 id, {readable_expiry} AS expires,
 coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
 headers, body, seq::bigint AS seq
 
 -- name: fence
--- A task of a batch that was acknowledged must not receive.
--- `plan_high_water` is the highest batch of Spark's query that one of its streams had closed or had
--- receipts of, when the plan was stored. `is_reader` says whether the stream is the one that may receive
--- from this queue for the query's run, see enter_query. :query_id may be null.
+-- Reads what decides whether a task may receive. A task of a batch that was acknowledged must not
+-- receive. `plan_high_water` is the highest batch of Spark's query that any of the query's streams had
+-- closed or had receipts of when the plan was stored. `is_reader` says whether the stream is the one that
+-- may receive from this queue for the query's run, see enter_query. :query_id may be null.
 -- Locks:   the stream's row FOR SHARE, until commit; acknowledge waits for the task.
 -- Index:   the primary keys of stream and query_reader.
--- Returns: acked_batch bigint, plan_high_water bigint or null, is_reader bool; no row where the stream is
+-- Returns: acked_batch bigint, plan_high_water bigint or null, is_reader bool; no row if the stream is
 --          not there
 SELECT o.acked_batch,
        (o.plan_high_water::json ->> :query_id::text)::bigint AS plan_high_water,
@@ -44,9 +44,9 @@ SELECT o.acked_batch,
 
 -- name: enter_query
 -- Two streams of one query must not share the messages of a queue, because each would get a part of them.
--- So the first stream that receives from a queue for a run of the query enters itself here. An entry of an
--- earlier run is replaced, because its stream may belong to a checkpoint that is lost. An entry of another
--- stream for the same run stays, see query_reader.
+-- So the first stream that receives from a queue for a run of the query enters itself here. It replaces
+-- an entry of an earlier run, because that entry's stream may belong to a checkpoint that is lost. An
+-- entry of another stream for the same run stays, see query_reader.
 -- Locks:   the row, until commit; waits for another stream that enters itself.
 -- Index:   the primary key.
 INSERT INTO {state}.query_reader AS r (query_id, queue, stream, run_id)
@@ -56,7 +56,7 @@ VALUES (:query_id::text, :queue_name::text, :stream::text, :run_id::text)
  WHERE r.run_id <> EXCLUDED.run_id
 
 -- name: query_reader
--- After enter_query: which stream may receive from the queue for the query's run.
+-- Reads, after enter_query, which stream may receive from the queue for the query's run.
 -- Index:   the primary key.
 -- Returns: stream text
 SELECT stream
@@ -64,26 +64,27 @@ SELECT stream
  WHERE query_id = :query_id::text AND queue = :queue_name::text
 
 -- name: find_receipt
--- Returns: payload bytea; empty where it is in pages; messages, unpacked (bytes) bigint; query_id text,
---          spark_batch bigint, or null
+-- Returns: payload bytea, empty if it is in pages; messages bigint; unpacked bigint: the bytes of the
+--          payload before compression; query_id text, spark_batch bigint: Spark's names, or null
 SELECT payload, messages, unpacked, query_id, spark_batch
   FROM {state}.receipt
  WHERE stream = :stream::text AND batch = :batch::bigint AND task = :task::bigint
 
 -- name: receipt_pages
--- Returns: payload bytea, in order
+-- Returns: payload bytea, the pages in their order
 SELECT payload
   FROM {state}.receipt_page
  WHERE stream = :stream::text AND batch = :batch::bigint AND task = :task::bigint
  ORDER BY page
 
 -- name: receive_range
--- Deletes all messages of a range, if they are no more than a count and a size and none is too large.
--- Otherwise it deletes none. It locks no row before it deletes it, which saves a fifth of the server's
--- work. Both passes have one snapshot, so no row is added between them. A row that another session changes
--- meanwhile can have more bytes than were counted.
+-- Deletes all messages of a range, if their number and their size are within limits and none is too
+-- large. Otherwise it deletes none. One pass counts the rows, and a second pass deletes them. The first
+-- pass locks no row, which saves a fifth of the server's work. Both passes see one snapshot, so no row is
+-- added between them. A row that another session changes meanwhile can have more bytes than were counted.
 -- Locks:   a row lock for each row it deletes, until commit. Waits 1 ms for each row that another
---          session holds, and gives up at the first one that stays held; `receive` takes the others.
+--          session holds, and gives up at the first row that stays held. Then `receive` takes
+--          the other rows.
 -- Index:   the unique index on seq.
 -- Returns: as receive; no order promised
 DELETE FROM {queue}
@@ -100,11 +101,11 @@ DELETE FROM {queue}
 RETURNING {received_row}
 
 -- name: receive
--- Deletes the lowest messages of a range that no other session holds, up to a count and a size; at
--- least one of any size, but none that is too large.
--- The size of a toasted value is read without the value.
--- The window gets the rows as they are locked, by seq; sorting them again costs 4 %. In another order
--- a step of large messages would leave some of them for the next batch.
+-- Deletes the lowest messages of a range that no other session holds, up to a number of messages and of
+-- bytes. It deletes at least one message, even if that has more bytes, but none that is too large.
+-- The server reads the size of a toasted value without the value.
+-- The window function gets the rows in the order in which they are locked, by seq; sorting them again
+-- would cost 4 %. In another order a step of large messages would leave some of them for the next batch.
 -- Locks:   a row lock for each row it reads, until commit. Never waits.
 -- Index:   the unique index on seq; then by ctid.
 -- Returns: id uuid, expires timestamp, expired bool, headers text, body bytea, seq bigint;
@@ -126,8 +127,8 @@ DELETE FROM {queue}
 RETURNING {received_row}
 
 -- name: take
--- Deletes given messages that no other session holds; :chosen is a JSON array of arrays [seq, id]. The
--- id distinguishes a message from another one of the same seq.
+-- Deletes those of the :chosen messages that no other session holds. :chosen is a JSON array of arrays
+-- [seq, id]. The id distinguishes a message from another message with the same seq.
 -- Locks:   a row lock for each, until commit. Never waits.
 -- Index:   the index on seq; then by ctid.
 -- Returns: as receive; no order promised
@@ -145,12 +146,12 @@ RETURNING {received_row}
 
 
 -- name: find_large
--- The lowest messages of a range that are too large and that no other session holds. It runs only if the
--- sample of the plan may have had such sizes, and the task got less than was planned.
+-- Finds the lowest messages of a range that are too large and that no other session holds. It runs only
+-- if the task got less than was planned, and the plan's sample does not rule out such sizes.
 -- Locks:   a row lock for each, until commit. Never waits.
 -- Index:   the unique index on seq.
--- Returns: seq bigint, bytes bigint, headers bigint: their bytes; place text: the row's own until the
---          transaction ends
+-- Returns: seq bigint; bytes bigint: the size of the message; headers bigint: the size of its headers;
+--          place text: the ctid of the row, which is valid until the transaction ends
 SELECT seq::bigint AS seq, {message_bytes} AS bytes,
        {header_bytes}::bigint AS headers,
        ctid::text AS place
@@ -162,9 +163,9 @@ SELECT seq::bigint AS seq, {message_bytes} AS bytes,
    FOR UPDATE SKIP LOCKED
 
 -- name: divert_large
--- Moves given messages to the error queue, unchanged, without the client, which could not hold them;
--- the server sends no row of 1 GB. Drops expired ones. :chosen is a JSON array of arrays [seq, place].
--- Another message of the same seq stays.
+-- Moves the :chosen messages to the error queue, unchanged. The client does not get them, because it
+-- could not hold them, and the server cannot send a row of 1 GB. Expired messages are dropped instead.
+-- :chosen is a JSON array of arrays [seq, place]. Another message with the same seq stays.
 -- Locks:   a row lock for each, until commit; find_large has them already.
 -- Index:   none; by ctid.
 -- Returns: diverted bigint, expired bigint: how many were moved, and how many were dropped
@@ -183,9 +184,10 @@ SELECT count(*) FILTER (WHERE NOT expired) AS diverted, count(*) FILTER (WHERE e
   FROM gone
 
 -- name: skip_taken
--- Moves the sequence of a queue past seqs that rows have already: whoever may insert can choose a seq. It
--- follows the rows ahead of the sequence to the first gap that has room for :rows rows; a row behind
--- that gap is not run up to. It uses up at most :most seqs, and none beyond 80 % of what seq can hold.
+-- Moves the sequence of a queue past seqs that rows already have. There are such rows, because a login
+-- that may insert can choose a seq. The sequence moves to the first gap between those rows that has room
+-- for :rows rows. It does not move up to a row behind that gap. It uses up at most :most seqs, and none
+-- above 80 % of the highest possible seq.
 -- Locks:   nothing. The seqs are used up, even if the transaction is undone.
 -- Index:   the unique index on seq.
 -- Returns: skipped bigint: how many seqs were used up
@@ -216,10 +218,11 @@ SELECT count(nextval(its.sequence)) AS skipped
  WHERE taken.last IS NOT NULL
 
 -- name: begin_receipt
--- Writes an empty page, before the others. Its key is the lock of an attempt. A second attempt of the task
--- waits here. If the first one commits, the second one fails (23505), starts again and finds the receipt. If
--- the first one fails, the second one goes on. Without this page both would skip each other's messages, and
--- the faster one could leave an empty receipt.
+-- Writes an empty page of a receipt, before anything is received. The page's key works as a lock: a
+-- second attempt of the same task waits here for the first. If the first attempt commits, the second one
+-- fails (23505), starts again and finds the receipt. If the first one fails, the second one goes on.
+-- Without this page both would skip each other's messages, and the faster one could leave an empty
+-- receipt.
 -- Locks:   the row it writes, until commit; waits for another attempt.
 INSERT INTO {state}.receipt_page (stream, batch, task, page, payload)
 VALUES (:stream::text, :batch::bigint, :task::bigint, -1, '')

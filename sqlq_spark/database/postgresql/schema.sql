@@ -4,8 +4,8 @@
 SELECT pg_advisory_xact_lock(hashtextextended('sqlq_spark install ' || :state_name::text, 0))
 
 -- name: install_schema
--- Creates the state schema. This runs before the owner is checked, so that no other login can create the
--- schema after the check.
+-- Creates the state schema if it is missing. This runs before the check of the schema's owner, so that no
+-- other login can create the schema after the check.
 DO $do$
 BEGIN
     IF to_regnamespace('{state_escaped}') IS NULL THEN
@@ -227,7 +227,7 @@ CREATE TABLE IF NOT EXISTS {subscriptions} (
 
 -- name: create_delayed
 -- Creates the table in which messages wait until they are due, as the transport does. {index} is
--- `<table>_Due`, the transport's name for the index, if 63 bytes are enough for it.
+-- `<table>_Due`, the transport's name for the index, if that has at most 63 bytes.
 -- Locks:   the table that it creates, until commit; nothing if the index exists already.
 DO $do$
 BEGIN
@@ -264,8 +264,8 @@ SELECT types.name, types.kinds::regtype[]::oid[] AS kinds, types.wanted
                ('due', ARRAY ['timestamptz'], 'timestamptz')) AS types (name, kinds, wanted)
 
 -- part: column_fault
--- What is wrong with a column; other statements contain this part. k is the column's row of queue_types,
--- a is its row of pg_attribute. It is null if the column is right. A domain counts as its base type.
+-- What is wrong with a column, or null if it is right; other statements contain this part. k is the
+-- column's row of queue_types, a is its row of pg_attribute. A domain counts as its base type.
 CASE WHEN a.atttypid IS NULL THEN format('it has no column %s', k.name)
      WHEN (SELECT coalesce(nullif(y.typbasetype, 0), y.oid)
              FROM pg_catalog.pg_type AS y
@@ -285,12 +285,12 @@ SELECT fault.text AS fault
  ORDER BY a.attnum
 
 -- name: lock_read
--- Keeps a table's name, schema and owner as they are. It runs before the look that finds the owner.
+-- Keeps a table's name, schema and owner as they are until commit. It runs before `table_owners`.
 -- Locks:   the table, as a SELECT does, until commit.
 LOCK TABLE {queue} IN ACCESS SHARE MODE
 
 -- name: lock_insert
--- Does the same before an INSERT. Nobody else can add a trigger or a foreign key either.
+-- Does the same as lock_read before an INSERT. Also keeps others from adding a trigger or a foreign key.
 -- Locks:   the table, as an INSERT does, until commit.
 LOCK TABLE {queue} IN ROW EXCLUSIVE MODE
 
@@ -300,8 +300,8 @@ LOCK TABLE {queue} IN ROW EXCLUSIVE MODE
 LOCK TABLE {queue} IN ROW EXCLUSIVE MODE
 
 -- name: lock_queue
--- Locks a queue, or a table of delayed messages, before it is dropped. Its messages are counted after
--- this, and nobody can send more.
+-- Locks a queue, or a table of delayed messages, before it is dropped. After this its messages are
+-- counted, and nobody can send more.
 -- Locks:   the whole table, until commit; waits for all transactions that use it.
 LOCK TABLE {queue} IN ACCESS EXCLUSIVE MODE
 

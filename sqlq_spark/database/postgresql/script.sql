@@ -142,7 +142,7 @@ GRANT SELECT ON {subscriptions} TO {role}
 GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
 
 -- name: script_login
--- Creates a login in a role; the selftest creates one for each role.
+-- Creates a login that is a member of a role. The selftest creates one for each role.
 CREATE ROLE {login} LOGIN PASSWORD '{password}';
 GRANT {role} TO {login}
 

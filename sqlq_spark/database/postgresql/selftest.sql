@@ -1,7 +1,7 @@
 -- name: selftest_facts
--- Reads the facts about a server without which nobody can use a report of `sqlqueue selftest`. A name
--- that begins with `may` is a right.
--- Returns: name text, value text; null: the server does not report it
+-- Reads the facts about a server that a reader of a report of `sqlqueue selftest` needs. A name that
+-- begins with `may` is a right.
+-- Returns: name text, value text; the value is null if the server does not report it
 SELECT name, setting AS value
   FROM pg_catalog.pg_settings
  WHERE name ~ '^(server_(version|encoding)|default_transaction_isolation|TimeZone|synchronous_commit|\w+_timeout)$'
@@ -25,8 +25,8 @@ SELECT DISTINCT mode
 SELECT pg_terminate_backend(:session::text::int) AS ended
 
 -- name: selftest_remains
--- Writes the statements that drop what the selftest has created, which it knows by the names. Schemas
--- come before the roles that have rights in them.
+-- Writes the statements that drop what the selftest has created. It recognises that by the names. Schemas
+-- are dropped before the roles that have rights in them.
 -- Returns: text
 SELECT format('DROP %s %I %s', kind, name, more) AS text
   FROM (SELECT 'SCHEMA', nspname, 'CASCADE' FROM pg_catalog.pg_namespace

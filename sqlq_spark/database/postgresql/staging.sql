@@ -1,8 +1,9 @@
 -- name: sink_open
--- Tasks of a sink stage at the same time; a driver that dispatches or discards waits for them.
+-- Locks a sink for a task that stages. Tasks of a sink stage at the same time. A driver that dispatches
+-- or discards waits for them.
 -- Locks:   the sink's row FOR SHARE, until commit.
--- Returns: sink_batch bigint, messages bigint: of the last dispatch, whose batch is null before the first;
---          seconds double precision since then. No row where the sink is new
+-- Returns: sink_batch bigint: the batch of the last dispatch, null if there was none; messages bigint:
+--          how many it sent; seconds double precision since then. No row if the sink is new
 SELECT sink_batch, messages,
        extract(epoch FROM clock_timestamp() - dispatched)::float8 AS seconds
   FROM {state}.dispatch_log
@@ -12,7 +13,7 @@ SELECT sink_batch, messages,
 -- name: sink_close
 -- Locks:   the sink's row, until commit. A driver and the tasks that stage wait for each other, and the
 --          second of two drivers waits for the first.
--- Returns: login text, sink_batch bigint, destination text; no row where the sink is new
+-- Returns: login text, sink_batch bigint, destination text; no row if the sink is new
 SELECT login::text AS login, sink_batch, destination
   FROM {state}.dispatch_log
  WHERE sink = :sink::text AND version_4 IS NULL
@@ -26,9 +27,9 @@ VALUES (:sink::text)
     ON CONFLICT DO NOTHING
 
 -- name: stage
--- Inserts nothing if the batch was sent or given up. After a lost answer the chunk may be there. Then it
--- inserts nothing either.
--- Returns: staged true if it was inserted, else no row
+-- Inserts a chunk, unless its batch was sent or given up. If the answer to an earlier insert was lost,
+-- the chunk may already be there. Then this inserts nothing either.
+-- Returns: staged true if the chunk was inserted, else no row
 INSERT INTO {state}.staging (sink, sink_batch, attempt, chunk, messages, payload)
 SELECT :sink::text, :sink_batch::bigint, :attempt::text, :chunk::bigint, :messages::bigint, :payload::bytea
  WHERE NOT EXISTS (
@@ -39,7 +40,7 @@ RETURNING true AS staged
 -- name: advance
 -- Enters a batch into the dispatch log, unless it or a later one is there. `sink_close` has locked the
 -- row.
--- Returns: sink_batch bigint; no row where the batch was sent before
+-- Returns: sink_batch bigint; no row if the batch was sent before
 UPDATE {state}.dispatch_log
    SET sink_batch = :sink_batch::bigint, messages = :messages::bigint, dispatched = now(),
        destination = :destination::text
@@ -47,8 +48,8 @@ UPDATE {state}.dispatch_log
 RETURNING sink_batch
 
 -- name: settle
--- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. A receipt
--- that was returned or dropped is gone. closed_high_water shows that.
+-- Marks the receipts of a micro-batch as settled, because this transaction sends their messages on. A
+-- receipt that was returned or dropped is not there any more. closed_high_water shows that.
 -- Locks:   the stream's row FOR SHARE, as its tasks do; the receipts until commit.
 -- Returns: settled true, for each receipt
 WITH held AS (
@@ -66,11 +67,11 @@ UPDATE {state}.receipt AS r
 RETURNING true AS settled
 
 -- name: closed_high_water
--- Says, after settle, whether the micro-batch may be sent. Whoever closes a batch holds the stream's
--- row, which settle locks.
+-- Says, after settle, whether the micro-batch may be sent. No session can close the batch between settle
+-- and the commit, because for that it must lock the stream's row, which settle has locked.
 -- Index:   stream_query.
 -- Returns: one row. closed_high_water bigint: the highest batch of Spark's query that any of its streams
---          has closed; null where it has no stream here, or none has closed a batch
+--          has closed; null if the query has no stream here, or if none has closed a batch
 SELECT max(spark_batch) AS closed_high_water FROM {state}.stream WHERE query_id = :query_id::text
 
 -- name: query_queues
@@ -87,14 +88,14 @@ SELECT attempt, chunk::bigint AS chunk
  ORDER BY attempt, chunk
 
 -- name: chunk
--- Returns: payload bytea; empty where it is in pages
+-- Returns: payload bytea, empty if it is in pages
 SELECT payload
   FROM {state}.staging
  WHERE sink = :sink::text AND sink_batch = :sink_batch::bigint
    AND attempt = :attempt::text AND chunk = :chunk::bigint
 
 -- name: chunk_pages
--- Returns: payload bytea, in order
+-- Returns: payload bytea, the pages in their order
 SELECT payload
   FROM {state}.staging_page
  WHERE sink = :sink::text AND sink_batch = :sink_batch::bigint
@@ -102,7 +103,7 @@ SELECT payload
  ORDER BY page
 
 -- name: discard
--- Deletes the chunks of a sink up to a batch: they were sent, or will never be sent.
+-- Deletes the chunks of a sink up to a batch. They were sent, or will never be sent.
 WITH pages AS (
     DELETE FROM {state}.staging_page
      WHERE sink = :sink::text AND sink_batch <= :sink_batch::bigint)
@@ -110,7 +111,7 @@ DELETE FROM {state}.staging
  WHERE sink = :sink::text AND sink_batch <= :sink_batch::bigint
 
 -- name: discard_abandoned
--- Deletes the chunks that nameless writes left when their job was killed.
+-- Deletes the chunks that writes without a name left when their job was killed.
 WITH gone AS (
     DELETE FROM {state}.staging
      WHERE sink LIKE 'write:%' AND created < now() - make_interval(secs => :seconds::float8)

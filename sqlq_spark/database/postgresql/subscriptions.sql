@@ -1,6 +1,6 @@
 -- name: subscribers
--- Reads the subscriptions to some topics, or to all, at most :most rows. The key begins with the
--- endpoint, so the whole table is read.
+-- Reads the subscriptions to some topics, or to all topics, at most :most rows. The key begins with the
+-- endpoint, so the server reads the whole table.
 -- Locks nothing.
 -- Returns: topic, endpoint, address
 SELECT topic, endpoint, queueaddress AS address
@@ -13,8 +13,8 @@ SELECT topic, endpoint, queueaddress AS address
 -- name: subscribed
 -- Reads the address that `subscribe` may replace.
 -- Index:   the primary key.
--- Locks:   the endpoint's row for the topic, until commit, so that no other session replaces it. A row
--- that another session inserts before `subscribe` is replaced without having been read.
+-- Locks:   the endpoint's row for the topic, until commit, so that no other session replaces it. If there
+-- is no row yet and another session inserts one, `subscribe` replaces that row without having read it.
 -- Returns: address, or no row
 SELECT queueaddress AS address
   FROM {subscriptions}
@@ -22,7 +22,8 @@ SELECT queueaddress AS address
    FOR UPDATE
 
 -- name: subscribe
--- Sets the one address of an endpoint and topic; writes no new row version for the same address.
+-- Sets the address of an endpoint for a topic. There is only one such address. If it is the same already,
+-- no new row version is written.
 -- Locks:   the endpoint's row for the topic, until commit.
 INSERT INTO {subscriptions} AS s (queueaddress, endpoint, topic)
 VALUES (:queue_address::text, :endpoint::text, :topic::text)

@@ -1,5 +1,5 @@
 -- name: trail_kept
--- Looks for an audit trail, in a schema that this login may use.
+-- Finds out whether there is an audit trail, in a state schema that this login may use.
 -- Returns: one row if there is one, else none
 SELECT c.oid::bigint AS trail
   FROM pg_catalog.pg_class AS c

@@ -1,26 +1,27 @@
 -- The statements of the PostgreSQL dialect.
 -- {queue}, {errors}, {delayed}: a quoted table. {state}: the quoted schema of the state tables.
--- :name is a bound value. All run under READ COMMITTED, whatever the database's default is.
+-- :name is a bound value. All statements run under READ COMMITTED, whatever the database's default is.
 
 -- name: begin_alone
 -- Begins the transaction of a statement that runs alone. `begin` contains it too. It sets the isolation
 -- level, because the receipt protocol must read, after a lock, what others have committed. It sets the
 -- search path, because other logins may create functions and operators in a schema of the session's
--- search path. Such a function could match our arguments better, and would run as this login. Both
--- settings hold for this transaction only, because a pooler may share the session.
+-- search path. Such a function could fit the arguments of a statement better than the server's own
+-- function, and would run as this login. Both settings hold for this transaction only, because a pooler
+-- may share the session.
 BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_temp
 
 -- name: begin
 -- Begins a transaction of several statements. It is sent in one message.
 -- - The timeouts are those of the connection. statement_timeout does not end a COPY that waits for its
---   client. The TCP limits end it if the client's machine is gone, or reads nothing for so long.
---   tcp_user_timeout is set on Linux only, because any other server would write a line to its log.
--- - A synchronous_commit of `off` or `local`, as a login or a database may set it, becomes `on`. Spark
---   has the rows after the commit. A crash, or a standby that takes over, must not return them to the
---   queue. Without synchronous standbys `local` and `on` are the same.
+--   client. The TCP limits end such a COPY if the client's machine is gone, or reads nothing for that
+--   time. tcp_user_timeout is set on Linux only, because any other server would write a line to its log.
+-- - A login or a database may set synchronous_commit to `off` or `local`. Both become `on`, because Spark
+--   has the rows after the commit. A crash, or a standby that takes over, must not bring the rows back
+--   into the queue. Without synchronous standbys `local` and `on` are the same.
 -- - application_name is the name that the DBA sees.
--- - client_encoding is set in a database with encoding SQL_ASCII, which stores any bytes as text. With
---   the same encoding the client gets these bytes unchanged. With another encoding the server fails.
+-- - client_encoding is set in a database with encoding SQL_ASCII, which stores any bytes as text. If the
+--   client has this encoding too, it gets the bytes unchanged. With another encoding a statement fails.
 -- - client_min_messages hides the notices of triggers, because they may contain texts of messages.
 -- All settings hold for this transaction only, because a pooler may share the session. Values are written
 -- into the text, because a statement with parameters needs three messages.
@@ -43,9 +44,9 @@ SELECT set_config('client_min_messages', 'error', true),
                        ELSE current_setting('client_encoding') END, true)
 
 -- name: transaction_limit
--- Reads the login's time limit for a transaction; after it the server ends the transaction and the
+-- Reads the login's time limit for a transaction. After this time the server ends the transaction and the
 -- session.
--- Returns: seconds; 0: there is no limit; null: the server is older than version 17
+-- Returns: seconds; 0 if there is no limit; null if the server is older than version 17
 SELECT extract(epoch FROM current_setting('transaction_timeout', true)::interval)::float8
 
 -- name: set_lock_timeout
@@ -60,7 +61,8 @@ COMMIT
 ROLLBACK
 
 -- name: savepoint
--- After this a failure undoes only the work since the savepoint, and the transaction goes on.
+-- Sets a savepoint. After that, a failure can be undone back to the savepoint, and the transaction goes
+-- on.
 SAVEPOINT attempt
 
 -- name: release
@@ -71,10 +73,11 @@ RELEASE SAVEPOINT attempt
 SET CONSTRAINTS ALL IMMEDIATE
 
 -- name: end_frozen
--- Ends sessions whose client hangs while they hold locks on the state tables. Such a session's statement
--- has waited for its client for longer than :seconds. No time limit of the server ends it. It ends only
--- sessions of this login whose names begin with `sqlqueue` and contain :name. For sessions of other
--- logins the server does not show what they wait for. They are only returned, so that a DBA can act.
+-- Ends sessions whose client hangs while they hold locks on the state tables. The statement of such a
+-- session has waited for its client for longer than :seconds seconds. No time limit of the server ends
+-- the session. This ends only sessions of this login whose names begin with `sqlqueue` and contain :name.
+-- For sessions of other logins the server does not show what they wait for. So this only returns them,
+-- and a DBA can act.
 -- Locks:   nothing.
 -- Returns: pid int, login text, application text; ended bool, null for a session of another login
 SELECT a.pid, a.usename::text AS login, a.application_name AS application,

@@ -28,11 +28,11 @@ roles AS MATERIALIZED (
 )
 
 -- part: faults
--- Why tables must not be used; other statements contain this part. `asked` has the tables' places, ids
--- and descriptions. Only the owner of a table can add code to it. There are two exceptions, which are
--- looked at too: triggers and foreign keys. If a table uses objects of others, that is its owner's
--- choice. A trigger with a condition or with arguments is a fault too, because these can run any text as
--- code.
+-- Why tables must not be used; other statements contain this part. `asked` has the tables' places in the
+-- list, their ids and their descriptions. Only the owner of a table can add code to it, with two
+-- exceptions: other logins may be allowed to add triggers and foreign keys. So this looks at triggers and
+-- foreign keys too. If a table uses objects of other owners, its owner has chosen that. A trigger with a
+-- condition or with arguments is a fault too, because these can run any text as code.
 tables (place, id, what) AS (
     SELECT place, id, what FROM asked
      UNION
@@ -69,9 +69,10 @@ tables (place, id, what) AS (
 )
 
 -- name: table_owners
--- Whose tables they are, why they must not be used, and whether they are queues. A cast of a name to a table
--- would fail without USAGE on the schema. :deletes says whether rows are deleted.
--- Returns: for each table that is there, what `TableFacts` in trust.py says
+-- Reads about some tables who owns them, why they must not be used, and whether they are queues. It looks
+-- names up in the catalogue, because a cast of a name to a table would fail without USAGE on the schema.
+-- :deletes says whether the caller will delete rows.
+-- Returns: for each table that is there, the fields of `TableFacts` in trust.py
 WITH RECURSIVE given (owners, named, deletes) AS (
     SELECT :owners::text::json, :named::text::json, :deletes::boolean
 ), {trusted}, asked AS (

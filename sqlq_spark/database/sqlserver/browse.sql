@@ -1,13 +1,13 @@
 -- part: page
--- A page of a range; other statements contain this part.
+-- A page of a range of seqs; other statements contain this part.
 FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
  WHERE RowVersion >= @first AND RowVersion < @stop
  ORDER BY RowVersion
 
 -- name: weigh_page
--- Reads the sizes of the messages of a page, before `browse` reads it. The client cuts the page at its
--- size (see calls.py). A single statement that sums up sizes and returns bodies would spool the bodies in
--- tempdb.
+-- Reads the sizes of the messages of a page, before `browse` reads the page. The client ends the page
+-- where it has enough bytes (see calls.py). A single statement that sums up sizes and returns bodies
+-- would spool the bodies in tempdb.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
 -- Returns: seq bigint, bytes bigint; by seq
@@ -16,10 +16,10 @@ SELECT TOP (@messages) RowVersion AS seq, {message_bytes} AS bytes
 
 -- name: browse
 -- Reads a page of a range, without locked rows. It keeps no lock and deletes nothing. Of a message larger
--- than @largest it reads only the size.
+-- than @largest bytes it reads only the size.
 -- Index:   Index_RowVersion.
--- Returns: as receive, by seq; and large bigint, the bytes of a message that is too large, whose headers
---          and body are null
+-- Returns: the columns of receive, by seq; and large bigint: if a message is larger than @largest, its
+--          bytes, and its headers and body are null
 SELECT CAST(Id AS binary(16)) AS id,
        CASE WHEN Expires < '99991231' THEN Expires END AS expires,
        CAST(CASE WHEN Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
@@ -41,7 +41,7 @@ SELECT TOP (@messages) CAST(Id AS binary(16)) AS id,
 {page}
 
 -- name: browse_headers
--- Reads the beginning of the headers of a range, without locked rows.
+-- Reads the beginning of the headers of each message of a range, without locked rows.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
 -- Returns: headers as UTF-16 bytes, seq bigint; by seq
@@ -66,14 +66,14 @@ DELETE FROM {queue} WHERE RowVersion >= @first AND RowVersion < @stop;
 SELECT ROWCOUNT_BIG() AS messages
 
 -- name: purge_expired
--- Deletes some messages that have expired and that no other session holds. It finds them by Index_Expires
--- and keeps no lock there. Then it deletes them by RowVersion, as receivers do. A delete by Index_Expires
--- would lock in another order than receivers: it skips the locked rows that it reads, but the delete
--- itself waits for the keys of all indexes. So it and a receiver could deadlock. A message with the same
+-- Deletes at most @messages messages that have expired and that no other session holds. It finds them by
+-- Index_Expires and keeps no lock there. Then it deletes them by RowVersion, as receivers do. A delete by
+-- Index_Expires could deadlock with a receiver, because it would lock in another order: it would skip
+-- locked rows in Index_Expires, but wait for the rows' keys in the other indexes. A message with the same
 -- RowVersion that has not expired stays.
 -- Locks:   an update lock for each message, until commit. It never waits for a row.
--- Index:   Index_Expires if it exists, else it reads the whole table; and Index_RowVersion, one seek for
---          each message.
+-- Index:   Index_Expires; without it, it reads the whole table. Index_RowVersion, one seek for each
+--          message.
 -- Returns: messages bigint
 DECLARE @found TABLE (seq bigint NOT NULL);
 DECLARE @gone bigint = 0, @taken bigint = 1;
@@ -115,7 +115,7 @@ SELECT @count = CASE WHEN @large = 1 THEN ISNULL(@rows, 0)
 -- Counts the messages and reads other figures. Each figure is a query of its own, so that an index can
 -- answer it. No index is named, because a table may lack it. No query reads headers or bodies. In a table
 -- of more than @largest bytes the number of messages is an estimate: the rows that the catalogue counts.
--- A null in @largest means: always count.
+-- If @largest is null, it always counts.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion and Index_Expires.
 -- Returns: messages, expired (null if estimated), bytes of table and indexes, first and last seq, bigint;
@@ -134,7 +134,7 @@ SELECT @count AS messages,
        @large AS estimated
 
 -- name: stats_delayed
--- Counts the delayed messages, or estimates them as `stats` does. Also counts those that are due.
+-- Counts the delayed messages, or estimates them as `stats` does. Also counts the due messages.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_Due.
 -- Returns: messages, due, bytes of table and indexes, bigint; estimated bit
@@ -146,8 +146,8 @@ SELECT @count AS messages,
        ISNULL(@bytes, 0) AS bytes, @large AS estimated
 
 -- name: seq_given
--- Reads the highest RowVersion that was ever given, also to sends that were undone.
--- Returns: given bigint; null: none was given
+-- Reads the highest RowVersion that the table has ever given, also to sends that were undone.
+-- Returns: given bigint; null if it has given none
 SELECT CAST(c.last_value AS bigint) AS given
   FROM {queue_catalog}sys.identity_columns AS c
  WHERE c.object_id = OBJECT_ID({queue_text}, N'U')
@@ -155,7 +155,7 @@ SELECT CAST(c.last_value AS bigint) AS given
 -- name: queue_tables
 -- Lists the tables of this database that have the columns of a queue and that this login may read,
 -- whoever owns them. It reads only the catalogue. HAS_PERMS_BY_NAME returns null for a name of more than
--- 128 characters. That counts as a right.
+-- 128 characters. This null counts as a right.
 -- Locks:   keeps none, waits for no row. It waits for a session that creates or changes a table and has
 --          not committed; `blockers` shows that session.
 -- Returns: schema_name, table_name; messages (an estimate), bytes bigint; by schema_name, table_name

@@ -3,10 +3,11 @@
 -- headers are. Also reads the highest RowVersion. It reads only the beginning of the headers.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
--- Returns: one row for each of the lowest 50 messages that expires, or one row if none does. last bigint:
---          the highest RowVersion, null if the queue is empty. expires datetime; sent, lives: two of its
---          headers, null if absent. seq, bytes bigint, the same in each row: the message with the largest
---          headers of the lowest 50, and the size of these headers
+-- Returns: one row for each of the lowest 50 messages that expires, or one row if none of them expires.
+--          last bigint: the highest RowVersion, null if the queue is empty. expires datetime of the
+--          message; sent, lives: its headers TimeSent and TimeToBeReceived, null if absent. seq, bytes
+--          bigint, the same in each row: of the lowest 50 messages, the one with the largest headers, and
+--          the size of its headers
 WITH lowest AS (
     SELECT TOP (50) RowVersion, Expires,
            LEFT(CAST(Headers AS nvarchar(max)), 16384) AS Headers,
@@ -39,7 +40,7 @@ SELECT ends.last, e.expires, e.sent, e.lives, heaviest.seq, heaviest.bytes
 -- the beginning of the headers, as text, so headers that are not JSON do not matter.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
--- Returns: messages int: saga timeouts, messages for a saga, control messages
+-- Returns: messages int: the number of saga timeouts, messages for a saga and control messages
 SELECT COUNT(*) AS messages
   FROM (SELECT TOP (100) LEFT(CAST(Headers AS nvarchar(max)), 16384) AS text
           FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
@@ -52,10 +53,10 @@ SELECT COUNT(*) AS messages
 
 -- name: check_queue
 -- Finds what is wrong with a queue's table. It reads only the catalogue, which a login with any right on
--- the table may read. HAS_PERMS_BY_NAME returns null for a name of more than 128 characters. That counts
--- as a right. @last is the highest RowVersion, or null if it is not known. @expiring says whether
--- messages expire. A GRANT names no user if the login has its access by a group, or if the queue is in
--- another database.
+-- the table may read. HAS_PERMS_BY_NAME returns null for a name of more than 128 characters. This null
+-- counts as a right. @last is the highest RowVersion, or null if it is not known. @expiring says whether
+-- messages expire. If the login has its access by a group, or if the queue is in another database, the
+-- GRANT of a fix does not name the user.
 -- Returns: name, severity (error, warning, note), found, fix; a row for each finding
 DECLARE @table int = OBJECT_ID({queue_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
 DECLARE @grantee nvarchar(258) = IIF(ISNULL(DATABASE_PRINCIPAL_ID(), 0) = 0
@@ -190,11 +191,11 @@ SELECT N'trigger',
                 WHERE e.object_id = g.object_id AND e.type_desc = N'DELETE')
 
 -- name: check_delayed
--- Finds what is wrong with a table of delayed messages; nothing if it is absent. It reads only the
--- catalogue. A login without any right there may do without the table. Due messages leave it by OUTPUT
--- INTO the queue. The server refuses that if the queue has a trigger, a CHECK, or a foreign key on either
--- side (errors 331 to 333).
--- Returns: as check_queue
+-- Finds what is wrong with a table of delayed messages. If the table is absent, it finds nothing. It
+-- reads only the catalogue. If the login has no right on the table, it may do without the table, so no
+-- right is a finding. Due messages are moved by OUTPUT INTO the queue. The server refuses that if the
+-- queue has a trigger, a CHECK, or a foreign key on either side (errors 331 to 333).
+-- Returns: the columns of check_queue
 DECLARE @table int = OBJECT_ID({delayed_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
 DECLARE @grantee nvarchar(258) = IIF(ISNULL(DATABASE_PRINCIPAL_ID(), 0) = 0
                                      OR ISNULL(DB_ID(PARSENAME({delayed_text}, 3)), DB_ID()) <> DB_ID(),
@@ -297,11 +298,11 @@ SELECT law.name COLLATE DATABASE_DEFAULT,
               HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', N'VIEW DATABASE PERFORMANCE STATE')))
 
 -- name: check_server
--- Finds what holds messages of any queue of this database: old transactions. Also finds a database that
--- does not know JSON, and one that copies its tables elsewhere. In Azure's small tiers and elastic pools
--- the right on the database is not enough to read the view of transactions. Then the caller asks again
--- with a null for @seconds, which leaves the transactions out.
--- Returns: as check_queue
+-- Finds old transactions, because they may hold messages of any queue of this database. Also finds out
+-- whether the database does not know JSON, and whether it copies its tables elsewhere. In Azure's small
+-- tiers and elastic pools the right on the database is not enough to read the view of transactions. Then
+-- the caller asks again with a null for @seconds, which leaves the transactions out.
+-- Returns: the columns of check_queue
 SELECT N'level' AS name, N'error' AS severity,
        CONCAT(N'compatibility level ', d.compatibility_level,
               N': messages are sent as JSON, which needs 130') AS found,
@@ -342,7 +343,7 @@ ELSE
 
 -- name: check_state
 -- Finds what is wrong with the settings of the state tables. It reads only the catalogue.
--- Returns: as check_queue
+-- Returns: the columns of check_queue
 SELECT N'state_unlogged' AS name, N'error' AS severity,
        CONCAT(N'state table ', QUOTENAME(s.name), N'.', QUOTENAME(t.name),
               N' is SCHEMA_ONLY: a restart of the server loses messages in receipts') AS found,
@@ -354,11 +355,12 @@ SELECT N'state_unlogged' AS name, N'error' AS severity,
    AND t.durability_desc = N'SCHEMA_ONLY'
 
 -- name: state_schemas
--- Lists all schemas that have tables with the names of state tables, or only @schema_name. Two of three
--- names are enough, because a table may be missing. The server shows all schemas to a login, but only
--- tables on which it has a right. So a schema that has a name as `script --domain` gives it counts too.
--- The server does not show roles of which this login is no member.
--- Returns: schema, may_enter bit (whether this login may read the version), roles (empty)
+-- Lists all schemas that have tables with the names of state tables. If @schema_name is not null, it
+-- looks only at that schema. Two of three names are enough, because a table may be missing. The server
+-- shows all schemas to a login, but only the tables on which the login has a right. So a schema is listed
+-- too if it has a name that `script --domain` makes. The server does not show roles of which this login
+-- is no member.
+-- Returns: schema, may_enter bit (whether this login may read the version), roles (always empty)
 SELECT s.name AS [schema],
        CAST(COALESCE(HAS_PERMS_BY_NAME(QUOTENAME(s.name) + N'.version', N'OBJECT', N'SELECT'), 0)
             AS bit) AS may_enter,
@@ -374,14 +376,14 @@ SELECT s.name AS [schema],
 
 -- name: blockers
 -- Finds transactions that have locked a whole table of this database, or that wait for such a lock. Also
--- finds transactions that have had messages locked for more than @seconds. A login that may not see the
--- sessions of others gets no row. There is one row for each session and table, because on 16 processors
--- and more a table lock is a lock for each processor. Every mode but IS, IX, IU and Sch-S keeps receivers
--- and senders out. The list of locks is long, so it is read only if some transaction is older than 10 s.
--- Two names of transactions do not count: they are the server's own, and may stay open forever. Session
--- -2 stands for distributed transactions whose sessions are gone. OBJECT_NAME would wait for the very
--- Sch-M lock that is to be reported. NOLOCK reads a table's name also while another session changes the
--- table, but the server does not promise that.
+-- finds transactions that have held locks on messages for more than @seconds seconds. A login that may
+-- not see the sessions of others gets no row. Locks are grouped to one row for each session and table,
+-- because on 16 processors and more a table lock is a lock for each processor. Every mode but IS, IX, IU
+-- and Sch-S keeps receivers and senders out. The list of locks is long, so it is read only if some
+-- transaction is older than 10 s. Transactions with two names are left out: they are the server's own,
+-- and may stay open forever. Session -2 stands for distributed transactions whose sessions are gone.
+-- OBJECT_NAME is not used, because it would wait for a Sch-M lock, which is to be reported. NOLOCK reads
+-- a table's name also while another session changes the table, but the server does not promise that.
 -- Locks:   keeps none, waits for no row.
 -- Returns: schema_name, table_name, name, severity, found, fix
 IF {sees_sessions}

@@ -1,8 +1,8 @@
 -- name: dues
--- Due times of delays in milliseconds, and of times in UTC. Each list is a JSON array of texts.
--- DATEADD takes at most 24 days of milliseconds, so days are added separately.
--- A time in the past becomes the current time: a datetime begins in 1753.
--- Returns: one row: delays, moments: the due times, in their order, separated by commas
+-- Computes due times from @delays, which are milliseconds, and from @moments, which are times in UTC.
+-- Both are JSON arrays of texts. DATEADD takes at most 24 days of milliseconds, so days are added
+-- separately. A time in the past becomes the current time, because a datetime cannot be before 1753.
+-- Returns: one row: delays, moments: the due times in the order of the arrays, separated by commas
 SELECT STUFF((SELECT N',' + CONVERT(nvarchar(30), DATEADD(
                         millisecond, CAST(CAST(j.value AS bigint) % 86400000 AS int),
                         DATEADD(day, CAST(CAST(j.value AS bigint) / 86400000 AS int),
@@ -17,8 +17,8 @@ SELECT STUFF((SELECT N',' + CONVERT(nvarchar(30), DATEADD(
                  FOR XML PATH('')), 1, 1, N'') AS moments
 
 -- name: due_index
--- The indexes by which `move_due` can seek. Without one FORCESEEK is an error, 8622, as on an old table.
--- `check_delayed` contains it.
+-- Finds the indexes by which `move_due` can seek. An old table may have none. Then FORCESEEK would be an
+-- error, 8622. `check_delayed` contains this statement.
 -- Returns: found int, a row for each index
 SELECT 1 AS found
   FROM {delayed_catalog}sys.indexes AS i
@@ -29,9 +29,10 @@ SELECT 1 AS found
 -- name: move_due
 -- Moves the messages that have been due longest into the queue, with new ids, as the transport does.
 -- A message is in exactly one of the tables at any time.
--- {seek}: FORCESEEK where an index on Due is there. Stale statistics could choose a scan and a sort,
--- which lock every message that is due.
--- {headers_fit}: false for headers that the queue's varchar would store with question marks. They stay.
+-- {seek}: FORCESEEK, if there is an index on Due. Without it, because of stale statistics, the server
+-- could choose a scan and a sort, which lock every message that is due.
+-- {headers_fit}: a condition that is false for headers that the queue's varchar would store with question
+-- marks. Such messages stay.
 -- Locks:   the delayed rows, until commit; skips rows that others hold. Never waits for a row.
 -- Index:   Index_Due, a seek.
 -- Returns: one row: moved bigint; renamed bigint: 0, because new ids cannot be in the queue already;
@@ -55,7 +56,7 @@ SELECT @moved AS moved, CAST(0 AS bigint) AS renamed,
 -- name: next_due
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_Due.
--- Returns: seconds float until the next message is due, null where none waits; below 0 where it is
---          due, and a full batch left it
+-- Returns: seconds float until the next message is due; null if none waits; below 0 if a message is due,
+--          but a full batch left it
 SELECT CAST(DATEDIFF_BIG(millisecond, GETUTCDATE(), MIN(Due)) AS float) / 1000 AS seconds
   FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)

@@ -1,8 +1,8 @@
 -- name: waiting
--- Which of some queues have a message that is not locked; this part is repeated for each of them.
+-- Finds out which queues have a message that is not locked. This text is repeated for each queue.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
--- Returns: at bigint, the place of a queue in which messages wait
+-- Returns: at bigint: the index in the list of queues, for each queue in which messages wait
 SELECT CAST({at} AS bigint) AS at
  WHERE EXISTS (SELECT 1 FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK))
 
@@ -11,8 +11,9 @@ SELECT CAST({at} AS bigint) AS at
 -- are not counted.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
--- Returns: messages bigint, last bigint, cuts: the RowVersion of every @grain-th message, the first
---          one's among them, separated by commas; null where none waits
+-- Returns: messages bigint: how many; last bigint: the RowVersion of the last one; cuts: the RowVersions
+--          of the first message and of every @grain-th message after it, separated by commas; null if
+--          none waits
 DECLARE @kept TABLE (place bigint NOT NULL PRIMARY KEY, seq bigint NOT NULL);
 INSERT INTO @kept (place, seq)
 SELECT place, seq
@@ -32,11 +33,11 @@ SELECT MAX(place) AS messages, MAX(seq) AS last,
   FROM @kept
 
 -- name: sample
--- The size of the lowest messages, when the lowest was sent, and the range of RowVersion in the
--- queue. Only the beginning of headers is read.
+-- Reads the size of the messages with the lowest RowVersions, when the first of them was sent, and how
+-- far apart the lowest and the highest RowVersion are. It reads only the beginning of headers.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
--- Returns: bytes float, sent (the TimeSent header of the lowest), span bigint
+-- Returns: bytes float: the average size; sent: the header TimeSent of the first message; span bigint
 SELECT (SELECT AVG(CAST(bytes AS float))
           FROM (SELECT TOP (50)
                        {message_bytes} AS bytes
@@ -55,20 +56,21 @@ SELECT (SELECT AVG(CAST(bytes AS float))
           FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) - @first + 1 AS span
 
 -- name: top
--- The lowest and the highest RowVersion of a queue, without locked rows.
--- Returns: first bigint, last bigint; null where the queue is empty
+-- Reads the lowest and the highest RowVersion of a queue, without locked rows.
+-- Returns: first bigint, last bigint; both null if the queue is empty
 SELECT (SELECT MIN(RowVersion)
           FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS first,
        (SELECT MAX(RowVersion)
           FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS last
 
 -- name: above_sequence
--- The highest RowVersion that was ever assigned, and the messages up to @last with a higher one: the
--- lowest RowVersion, and how many, up to a limit. There are some where the identity was set back.
+-- Reads the highest RowVersion that the identity has ever given. Also looks for messages whose RowVersion
+-- is higher than that, and not higher than @last. There are some if the identity was set back.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
--- Returns: given bigint: 0 where none was assigned, null where there is no identity that rises; first
---          bigint, null where there is none; messages bigint
+-- Returns: given bigint: the highest given RowVersion, 0 if none was given, null if there is no identity
+--          that rises; first bigint: the lowest RowVersion of such a message, null if there is none;
+--          messages bigint: how many such messages there are, up to a limit
 DECLARE @given bigint = (
     SELECT CASE WHEN CAST(c.increment_value AS bigint) > 0 THEN ISNULL(CAST(c.last_value AS bigint), 0) END
       FROM {queue_catalog}sys.identity_columns AS c

@@ -1,6 +1,6 @@
 -- part: kept_when_closed
--- What the row of a stream keeps when a batch is closed; other statements contain it. It keeps the plan of
--- a later batch with its high-water mark, and the highest batch of Spark's query that was closed.
+-- What the row of a stream keeps when a batch is closed; other statements contain this part. It keeps the
+-- plan of a later batch with its high-water mark, and the highest batch of Spark's query that was closed.
 plan_batch  = CASE WHEN plan_batch > @batch THEN plan_batch END,
 stored_plan = CASE WHEN plan_batch > @batch THEN stored_plan END,
 plan_high_water = CASE WHEN plan_batch > @batch THEN plan_high_water END,
@@ -14,10 +14,12 @@ INSERT INTO {state}.stream (stream, queue, driver)
 VALUES (@stream, @queue_name, @driver)
 
 -- name: lock_stream
--- An update that changes nothing: other sessions may ignore a lock that is only a hint.
--- REPEATABLEREAD keeps it where optimized locking (Azure, 2025) may release it with the statement.
+-- Locks a stream's row by an update that changes nothing, because other sessions may ignore a lock that
+-- only a hint asks for. With optimized locking (Azure, SQL Server 2025) the server may release a lock at
+-- the end of the statement. REPEATABLEREAD keeps it.
 -- Locks:   the stream's row, until commit; waits for running tasks.
--- Returns: queue, driver, acked_batch bigint, plan_batch bigint, stored_plan
+-- Returns: queue, driver, acked_batch bigint, plan_batch bigint, stored_plan; no row if the stream is not
+--          there
 UPDATE {state}.stream WITH (REPEATABLEREAD, ROWLOCK)
    SET driver = driver
 OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch,
@@ -25,7 +27,7 @@ OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batc
  WHERE stream = @stream AND version_4 IS NULL
 
 -- name: claim
--- From now on this driver owns the stream; the queues are those that it reads.
+-- Makes this driver the owner of the stream, and stores the queues that the stream reads.
 UPDATE {state}.stream
    SET driver = @driver, queue = @queue_name, seen = SYSUTCDATETIME()
  WHERE stream = @stream
@@ -35,10 +37,10 @@ UPDATE {state}.stream
 SELECT queue FROM {state}.stream WHERE stream = @stream
 
 -- name: outcome
--- What the tasks of the batches up to this one received, a row for each queue.
--- Returns: queue; tasks, empty (tasks that took nothing), messages, expired, diverted,
---          forwarded; bigint; query_id, spark_batch bigint: Spark's names for the last batch,
---          or null where the receipts are of several queries
+-- Sums up what the tasks of the batches from @first to @batch received.
+-- Returns: a row for each queue. queue; bigint: tasks, empty (how many tasks took nothing), messages,
+--          expired, diverted, forwarded; query_id, spark_batch bigint: Spark's names for the last batch,
+--          both null if the receipts are of several queries
 SELECT queue,
        COUNT_BIG(*) AS tasks,
        CAST(SUM(CASE WHEN messages + expired + diverted + forwarded = 0 THEN 1 ELSE 0 END)
@@ -52,7 +54,8 @@ SELECT queue,
  GROUP BY queue
 
 -- name: acknowledge
--- Closes a batch for its stream and for Spark's query: none of the query's streams receives for it again.
+-- Closes a batch for its stream and for Spark's query. After that no stream of the query receives for the
+-- batch again.
 UPDATE {state}.stream
    SET acked_batch = @batch,
        {kept_when_closed},
@@ -70,13 +73,12 @@ DELETE FROM {state}.receipt
  WHERE stream = @stream AND batch BETWEEN @first AND @batch
 
 -- name: store_plan
--- Stores a plan with its high-water mark plan_high_water: the highest batch of
--- Spark's query that one of its streams has closed or has receipts of. The sink may hold the batches up to
--- it, so the plan may not be used for them. Before the first acknowledgement the stream's query is not
--- known. Then the high-water marks of the 500 queries that were seen last are stored, as JSON: 23 kB at
--- most.
--- Rows that other sessions are writing now are skipped.
--- Index:   receipt_query, behind the batches acknowledged before; stream_query.
+-- Stores a plan with its high-water mark plan_high_water. That is the highest batch of Spark's query that
+-- any of the query's streams has closed or has receipts of. The sink may already have the batches up to
+-- the mark, so the plan may not be used for them. Before the first acknowledgement the stream's query is
+-- not known. So JSON is stored: the high-water marks of the 500 queries that were seen last, 23 kB at
+-- most. Rows that other sessions are writing now are skipped.
+-- Index:   receipt_query, behind the batches that were acknowledged before; stream_query.
 UPDATE o
    SET plan_batch = @batch,
        stored_plan = @stored_plan,
@@ -109,9 +111,9 @@ UPDATE o
  WHERE o.stream = @stream AND o.version_4 IS NULL
 
 -- name: receipts
--- Lists receipts without their payloads, oldest first; skips those that a task is writing now.
+-- Lists receipts without their payloads, oldest first. Skips receipts that a task is writing now.
 -- Returns: stream, queue, batch, task, messages, bytes, settled, created, seen, login; entitled bit:
---          always 1, because a login cannot ask the server what another one may do
+--          always 1, because a login cannot ask the server what another login may do
 SELECT r.stream, r.queue, r.batch, CAST(r.task AS bigint) AS task, r.messages, r.bytes, r.settled,
        r.created AS created, o.seen AS seen, r.login, CAST(1 AS bit) AS entitled
   FROM {state}.receipt AS r WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
@@ -121,7 +123,8 @@ SELECT r.stream, r.queue, r.batch, CAST(r.task AS bigint) AS task, r.messages, r
  ORDER BY r.created, r.stream, r.batch, r.task
 
 -- name: drop_receipt
--- Returns: queue, messages, settled, payload, unpacked, query_id, spark_batch of the receipt dropped
+-- Returns: queue, messages, settled, payload, unpacked, query_id, spark_batch of the deleted receipt; no
+--          row if there is no such receipt
 DELETE FROM {state}.receipt_page
  WHERE stream = @stream AND batch = @batch AND task = @task;
 DELETE FROM {state}.receipt
@@ -130,8 +133,8 @@ OUTPUT deleted.queue, deleted.messages, deleted.settled, deleted.payload, delete
  WHERE stream = @stream AND batch = @batch AND task = @task
 
 -- name: close_batch
--- An operator has returned or dropped a receipt of the batch. A checkpoint that is restored must not
--- receive for it again, and no other stream of Spark's query may receive for that batch.
+-- Closes a batch of which an operator has returned or dropped a receipt. After that a restored checkpoint
+-- cannot receive for the batch again, and no other stream of Spark's query can receive for it.
 UPDATE {state}.stream
    SET acked_batch = CASE WHEN acked_batch > @batch THEN acked_batch ELSE @batch END,
        {kept_when_closed}

@@ -17,8 +17,8 @@ DECLARE @name nvarchar(255) = N'sqlq_spark install ' + @state_name;
 {take_lock}
 
 -- name: install_schema
--- Creates the state schema. This runs before the owner is checked, so that no other user can create the
--- schema after the check.
+-- Creates the state schema if it is missing. This runs before the check of the schema's owner, so that no
+-- other user can create the schema after the check.
 IF SCHEMA_ID({state_name}) IS NULL
     EXEC (N'CREATE SCHEMA {state_escaped}')
 
@@ -243,7 +243,7 @@ END
 
 -- name: add_body_string
 -- Adds a column with the body as text, as the transport's CreateMessageBodyComputedColumn does.
--- Locks:   the whole table, for a moment: the server computes the column when it is read.
+-- Locks:   the whole table, for a moment, because the server computes the column only when it is read.
 IF COL_LENGTH({queue_text}, N'BodyString') IS NULL
     ALTER TABLE {queue} ADD BodyString AS CAST(Body AS nvarchar(max))
 
@@ -276,7 +276,7 @@ IF NOT EXISTS (SELECT 1
 
 -- name: queue_columns
 -- Lists the columns of a queue.
--- Returns: name, type; the type of a varchar includes its collation; no row if the table is absent
+-- Returns: name, type (with the collation, if it is a varchar); no row if the table is absent
 SELECT c.name,
        CASE WHEN t.name = N'varchar'
             THEN CONCAT(N'varchar COLLATE ', c.collation_name COLLATE DATABASE_DEFAULT)
@@ -308,9 +308,9 @@ SELECT types.name, types.kind, types.wanted
                (N'Due', N'datetime2', N'datetime')) AS types (name, kind, wanted)
 
 -- part: wrong_column
--- What is wrong with the first wrong column of those in t.columns, null if all are right; other
--- statements contain this part. t is a row of table_owners. The types in another database are not looked
--- up.
+-- What is wrong with the first wrong column among t.columns, or null if all are right; other statements
+-- contain this part. t is a row of table_owners. If the table is in another database, the types of its
+-- columns are not looked up.
 SELECT MIN(w.fault)
   FROM (SELECT CASE WHEN COL_LENGTH(t.name, j.name) IS NULL
                     THEN CONCAT(N'it has no column ', j.name)
@@ -343,8 +343,8 @@ HAVING MAX(CASE WHEN k.kind = a.type THEN 1 ELSE 0 END) = 0
  ORDER BY a.column_id
 
 -- name: lock_queue
--- Locks a queue, or a table of delayed messages, before it is dropped. Its messages are counted after
--- this, and nobody can send more.
+-- Locks a queue, or a table of delayed messages, before it is dropped. After this its messages are
+-- counted, and nobody can send more.
 -- Locks:   the whole table, until commit; waits for all transactions that use it.
 -- Returns: one row if the table has rows, else none
 SELECT TOP (1) 1 AS locked

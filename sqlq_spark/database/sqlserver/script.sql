@@ -131,8 +131,8 @@ GRANT SELECT ON {subscriptions} TO {role}
 GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
 
 -- name: script_login
--- Creates a login in a role; the selftest creates one for each role. On Azure it is a user with a
--- password.
+-- Creates a login that is a member of a role. The selftest creates one for each role. On Azure it is a
+-- user with a password.
 IF SERVERPROPERTY(N'EngineEdition') = 5
     CREATE USER {login} WITH PASSWORD = '{password}';
 ELSE

@@ -1,8 +1,8 @@
 -- name: selftest_facts
--- Reads the facts about a server without which nobody can use a report of `sqlqueue selftest`. A name
--- that begins with `may` is a right on the database. If databases have no such right, it is one on the
--- server. An older server does not know the rights of later releases.
--- Returns: name, value; null: the server does not report it
+-- Reads the facts about a server that a reader of a report of `sqlqueue selftest` needs. A name that
+-- begins with `may` is a right on the database or, if databases have no such right, on the server. An
+-- older server does not know the rights of later releases.
+-- Returns: name, value; the value is null if the server does not report it
 SELECT f.name COLLATE DATABASE_DEFAULT AS name,
        CAST(f.value AS nvarchar(1000)) COLLATE DATABASE_DEFAULT AS value
   FROM sys.databases AS d
@@ -37,10 +37,10 @@ SELECT DISTINCT request_mode AS mode
 EXEC (N'KILL ' + @session)
 
 -- name: selftest_remains
--- Writes the statements that drop what the selftest has created, which it knows by the names. Users come
--- before their roles, and tables before their schemas. Anybody who may create a schema chooses its name,
--- so each name is quoted. Names of databases and logins have the server's collation. Other names have the
--- database's.
+-- Writes the statements that drop what the selftest has created. It recognises that by the names. Users
+-- are dropped before their roles, and tables before their schemas. Each name is quoted, because anybody
+-- who may create a schema chooses its name. Names of databases and logins have the server's collation.
+-- Other names have the database's.
 -- Returns: text
 SELECT m.text
   FROM (SELECT s.name COLLATE DATABASE_DEFAULT AS name,
@@ -66,7 +66,7 @@ SELECT m.text
  ORDER BY m.text DESC
 
 -- name: selftest_costs
--- Reads what the server has counted for each plan of a statement whose text contains @schema_name.
+-- Reads what the server has measured for each plan of a statement whose text contains @schema_name.
 -- Returns: statement; executions bigint; cpu, elapsed (us), reads (pages), max_grant_kb,
 --          max_used_grant_kb, max_spills (pages written to tempdb) bigint
 SELECT SUBSTRING(t.text, CHARINDEX(N'sqlqueue:', t.text) + 9, 30) AS statement, s.execution_count AS executions,

@@ -1,27 +1,27 @@
 -- name: sink_open
--- Tasks of a sink stage at the same time; a driver that dispatches or discards waits for them.
--- REPEATABLEREAD locks also where the database reads row versions.
+-- Locks a sink for a task that stages. Tasks of a sink stage at the same time. A driver that dispatches
+-- or discards waits for them. REPEATABLEREAD locks also where the database reads row versions.
 -- Locks:   the sink's row, shared, until commit.
--- Returns: sink_batch bigint, messages bigint: of the last dispatch, whose batch is null before the first;
---          seconds float since then. No row where the sink is new
+-- Returns: sink_batch bigint: the batch of the last dispatch, null if there was none; messages bigint:
+--          how many it sent; seconds float since then. No row if the sink is new
 SELECT sink_batch, messages,
        CAST(DATEDIFF_BIG(millisecond, dispatched, SYSUTCDATETIME()) AS float) / 1000 AS seconds
   FROM {state}.dispatch_log WITH (REPEATABLEREAD, ROWLOCK)
  WHERE sink = @sink AND version_4 IS NULL
 
 -- name: sink_close
--- An update that changes nothing, as in lock_stream.
+-- Locks a sink's row by an update that changes nothing, as lock_stream does.
 -- Locks:   the sink's row, until commit. A driver and the tasks that stage wait for each other, and the
 --          second of two drivers waits for the first.
--- Returns: login, sink_batch bigint, destination; no row where the sink is new
+-- Returns: login, sink_batch bigint, destination; no row if the sink is new
 UPDATE {state}.dispatch_log WITH (REPEATABLEREAD, ROWLOCK)
    SET messages = messages
 OUTPUT inserted.login, inserted.sink_batch, inserted.destination
  WHERE sink = @sink AND version_4 IS NULL
 
 -- name: new_sink
--- Two sessions may insert the same sink. The second waits for the first, and then inserts nothing. No
--- lock covers the gap between sinks, because all other new sinks would wait for it.
+-- Two sessions may insert the same sink. The second waits for the first, and then inserts nothing. The
+-- statement takes no lock on the gap between sinks, because all other new sinks would wait for that.
 -- XACT_ABORT is off until the end of this statement, so that a duplicate does not end the transaction.
 -- Locks:   the row it writes, until commit.
 SET XACT_ABORT OFF;
@@ -36,10 +36,10 @@ BEGIN CATCH
 END CATCH
 
 -- name: stage
--- Inserts nothing if the batch was sent or given up. After a lost answer the chunk may be there. Then it
--- inserts nothing either. If the session whose answer was lost still inserts it, this one waits for its
--- row.
--- Returns: staged, 1, if it was inserted, else no row
+-- Inserts a chunk, unless its batch was sent or given up. If the answer to an earlier insert was lost,
+-- the chunk may already be there. Then this inserts nothing either. If the earlier session is still
+-- inserting the chunk, this one waits for its row.
+-- Returns: staged, 1, if the chunk was inserted, else no row
 INSERT INTO {state}.staging (sink, sink_batch, attempt, chunk, messages, payload)
 OUTPUT CAST(1 AS bit) AS staged
 SELECT @sink, @sink_batch, @attempt, @chunk, @messages, @payload
@@ -53,7 +53,7 @@ SELECT @sink, @sink_batch, @attempt, @chunk, @messages, @payload
 -- name: advance
 -- Enters a batch into the dispatch log, unless it or a later one is there. `sink_close` has locked the
 -- row.
--- Returns: sink_batch bigint; no row where the batch was sent before
+-- Returns: sink_batch bigint; no row if the batch was sent before
 UPDATE {state}.dispatch_log
    SET sink_batch = @sink_batch, messages = @messages, dispatched = SYSUTCDATETIME(),
        destination = @destination
@@ -61,8 +61,8 @@ OUTPUT inserted.sink_batch
  WHERE sink = @sink AND version_4 IS NULL AND (sink_batch IS NULL OR sink_batch < @sink_batch)
 
 -- name: settle
--- Marks the receipts of a micro-batch as settled: this transaction sends their messages on. A receipt
--- that was returned or dropped is gone. closed_high_water shows that.
+-- Marks the receipts of a micro-batch as settled, because this transaction sends their messages on. A
+-- receipt that was returned or dropped is not there any more. closed_high_water shows that.
 -- Locks:   the stream's row, shared, as its tasks do, and before the receipts, as acknowledging does;
 --          the receipts until commit.
 -- Index:   receipt_query, a seek; a scan would wait for receipts that tasks write now.
@@ -84,11 +84,11 @@ OUTPUT CAST(1 AS bit) AS settled
  WHERE r.query_id = @query_id AND r.spark_batch = @spark_batch AND r.batch > o.acked
 
 -- name: closed_high_water
--- Says, after settle, whether the micro-batch may be sent. Whoever closes a batch holds the stream's
--- row, which settle locks.
+-- Says, after settle, whether the micro-batch may be sent. No session can close the batch between settle
+-- and the commit, because for that it must lock the stream's row, which settle has locked.
 -- Index:   stream_query.
 -- Returns: one row. closed_high_water bigint: the highest batch of Spark's query that any of its streams
---          has closed; null where it has no stream here, or none has closed a batch
+--          has closed; null if the query has no stream here, or if none has closed a batch
 SELECT MAX(spark_batch) AS closed_high_water FROM {state}.stream WHERE query_id = @query_id
 
 -- name: query_queues
@@ -105,29 +105,29 @@ SELECT attempt, CAST(chunk AS bigint) AS chunk
  ORDER BY attempt, chunk
 
 -- name: chunk
--- Returns: payload varbinary; empty where it is in pages
+-- Returns: payload varbinary, empty if it is in pages
 SELECT payload
   FROM {state}.staging
  WHERE sink = @sink AND sink_batch = @sink_batch AND attempt = @attempt AND chunk = @chunk
 
 -- name: chunk_pages
--- Returns: payload varbinary, in order
+-- Returns: payload varbinary, the pages in their order
 SELECT payload
   FROM {state}.staging_page
  WHERE sink = @sink AND sink_batch = @sink_batch AND attempt = @attempt AND chunk = @chunk
  ORDER BY page
 
 -- name: discard
--- Deletes the chunks of a sink up to a batch: they were sent, or will never be sent. Rows come before
--- their pages, as in `stage` and discard_abandoned.
+-- Deletes the chunks of a sink up to a batch. They were sent, or will never be sent. Rows are deleted
+-- before their pages, in the order of `stage` and discard_abandoned.
 DELETE FROM {state}.staging WHERE sink = @sink AND sink_batch <= @sink_batch;
 DELETE FROM {state}.staging_page WHERE sink = @sink AND sink_batch <= @sink_batch
 
 -- name: discard_abandoned
--- Deletes the chunks that nameless writes left when their job was killed. A locked row is not
--- abandoned, and is skipped. Pages are deleted by the keys of the rows that this session has deleted,
--- so no session waits for a page, and no row loses its pages alone. Without UPDLOCK, the delete releases
--- its locks on rows that are not old.
+-- Deletes the chunks that writes without a name left when their job was killed. A locked row is not
+-- abandoned, and is skipped. Pages are deleted by the keys of the rows that this session has deleted. So
+-- no session waits for a page, and no row stays without its pages. There is no UPDLOCK, so that the
+-- delete releases its locks on rows that are not old.
 -- Locks:   the rows it deletes and their pages, until commit. Never waits for a row.
 -- Index:   the primary key of the pages.
 DECLARE @before datetime2(3) = DATEADD(second, -@seconds, SYSUTCDATETIME());

@@ -1,6 +1,6 @@
 -- name: subscribers
--- Reads the subscriptions to some topics, or to all, at most @most rows. The key begins with the
--- endpoint, so the whole table is read.
+-- Reads the subscriptions to some topics, or to all topics, at most @most rows. The key begins with the
+-- endpoint, so the server reads the whole table.
 -- Returns: topic, endpoint, address
 SELECT TOP (@most) Topic AS topic, Endpoint AS endpoint, QueueAddress AS address
   FROM {subscriptions}
@@ -19,7 +19,8 @@ SELECT QueueAddress AS address
  WHERE Endpoint = @endpoint AND Topic = @topic
 
 -- name: subscribe
--- Sets the one address of an endpoint and topic; writes nothing for the same address.
+-- Sets the address of an endpoint for a topic. There is only one such address. If it is the same already,
+-- nothing is written.
 -- Locks:   the endpoint's row for the topic, or the gap where it will be, until commit.
 INSERT INTO {subscriptions} (QueueAddress, Endpoint, Topic)
 SELECT @queue_address, @endpoint, @topic

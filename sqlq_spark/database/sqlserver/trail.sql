@@ -1,5 +1,5 @@
 -- name: trail_kept
--- Looks for an audit trail. A login that has no right on it does not see it.
+-- Finds out whether there is an audit trail. A login without any right on the table does not see it.
 -- Returns: one row if there is one, else none
 SELECT CAST(o.object_id AS bigint) AS trail
   FROM sys.objects AS o

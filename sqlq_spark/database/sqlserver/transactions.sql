@@ -1,21 +1,22 @@
 -- The statements of the SQL Server dialect: T-SQL of SQL Server 2016 and later, and of Azure SQL.
--- {queue}, {errors}, {delayed}, {subscriptions}: a quoted table. {state}: the quoted schema of the state tables.
--- {…_text}: the same as a text, N'[dbo].[orders]'. {…_name}: a bare name as a text, N'sqlqueue'.
+-- {queue}, {errors}, {delayed}, {subscriptions}: a quoted table. {state}: the quoted schema of the state
+-- tables.
+-- {…_text}: the quoted table as a text, N'[dbo].[orders]'. {…_name}: a bare name as a text, N'sqlqueue'.
 -- {…_catalog}: `[catalog].` of a table in another database, else nothing.
--- @name is a bound value. All run under READ COMMITTED, whatever the database's default is.
+-- @name is a bound value. All statements run under READ COMMITTED, whatever the database's default is.
 --
 -- Locks. READPAST skips locked rows only under READ COMMITTED. In a database that reads row versions
--- (READ_COMMITTED_SNAPSHOT, Azure's default) it also needs READCOMMITTEDLOCK. READPAST waits for a
--- locked page, so ROWLOCK makes sure that nobody locks whole pages.
+-- (READ_COMMITTED_SNAPSHOT, Azure's default) it also needs READCOMMITTEDLOCK. READPAST does not skip a
+-- locked page, but waits for it. So ROWLOCK makes sure that nobody locks whole pages.
 -- A statement receives at most 2,000 messages. From 5,000 locks on, SQL Server may lock the whole
 -- table, and READPAST does not skip that lock.
 
 -- name: begin
--- Begins a transaction. Any error undoes the whole transaction. NOCOUNT: the server sends no row counts
--- between results. The lock timeout is the connection's. The DBA sees {application} in
--- sys.dm_exec_sessions.context_info. Values are written into the text, because settings of a batch with
--- parameters end with that batch. The driver limits the time of a statement. The server has no limit for
--- a transaction that does nothing.
+-- Begins a transaction. With XACT_ABORT any error undoes the whole transaction. With NOCOUNT the server
+-- sends no row counts between results. The lock timeout is the connection's. The DBA sees {application}
+-- in sys.dm_exec_sessions.context_info. Values are written into the text, because settings of a batch
+-- with parameters end with that batch. The database driver limits the time of a statement. The server has
+-- no limit for a transaction that does nothing.
 SET NOCOUNT ON;
 SET XACT_ABORT ON;
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -36,8 +37,9 @@ COMMIT TRANSACTION
 IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION
 
 -- name: savepoint
--- After this a failure undoes only the work since the savepoint, and the transaction goes on. XACT_ABORT
--- is off, because with it any error would end the transaction. Some errors end it anyway, see undo.
+-- Sets a savepoint. After that, a failure can be undone back to the savepoint, and the transaction goes
+-- on. XACT_ABORT is off, because with it any error would end the transaction. Some errors end it anyway,
+-- see undo.
 SET XACT_ABORT OFF;
 SAVE TRANSACTION attempt
 

@@ -2,7 +2,7 @@
 -- The ids of the principals whose tables this session uses; other statements contain this part. @owners
 -- has the names of trusted principals. @named has the tables and schemas that the user names: the user
 -- has decided to use them, so their owners are trusted too. A sysadmin trusts only dbo and @owners. An id
--- may be null, or 0 for a login that has its access by a group. Such ids are left out.
+-- may be null. It is 0 for a login that has its access by a group. Both are left out.
 SELECT t.id
   FROM (SELECT ISNULL(DATABASE_PRINCIPAL_ID(N'dbo'), 1) AS id
         UNION ALL
@@ -23,11 +23,12 @@ SELECT t.id
  WHERE ISNULL(t.id, 0) > 0
 
 -- name: table_owners
--- Whose tables they are, why they must not be used, and whether they are queues. It runs before the use and
--- before the commit, because no right of a sender locks a table against a change. Who else may alter a table
--- cannot be seen; that is its owner's choice. A right that cannot be looked up, because the name has more
--- than 128 characters, counts as granted: the INSERT decides.
--- Returns: for each table that is there, what `TableFacts` in trust.py says
+-- Reads about some tables who owns them, why they must not be used, and whether they are queues. It runs
+-- before a table is used and again before the commit, because a sender has no right by which it could
+-- lock a table against changes. This session cannot see who else may alter a table; the table's owner
+-- decides that. A right that cannot be looked up, because the name has more than 128 characters, counts
+-- as granted. The INSERT then fails if it is missing.
+-- Returns: for each table that is there, the fields of `TableFacts` in trust.py
 SELECT t.place, CAST(t.id AS bigint) AS [identity], t.catalog, CAST(t.here AS bit) AS here,
        ISNULL(CASE WHEN t.here = 1 THEN OBJECT_SCHEMA_NAME(t.id) END, PARSENAME(t.name, 2)) AS [schema],
        ISNULL(CASE WHEN t.here = 1 THEN OBJECT_NAME(t.id) END, PARSENAME(t.name, 1)) AS [table],

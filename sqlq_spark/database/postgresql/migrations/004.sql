@@ -4,8 +4,8 @@
 -- number of a batch is `spark_batch`, and a sink's is `sink_batch`. The release of version 3 reads the old
 -- names, so its streams and sinks end at their next statement. All rows stay as they are.
 -- `version_4` is always null. The statements of a release name the column of its version, so they fail
--- after a later step. Who may write the neighbour column may write a new one, and who may write `stream`
--- may use `query_reader`.
+-- after a later step. A login that may write the column beside a new column may write the new one. A
+-- login that may write `stream` may use `query_reader`.
 -- Locks:   stream, receipt, staging, staging_page and dispatch_log as a whole, until commit. Waits for
 --          tasks and drivers that run.
 DO $do$

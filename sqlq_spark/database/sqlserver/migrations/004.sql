@@ -4,7 +4,7 @@
 -- number of a batch is `spark_batch`, and a sink's is `sink_batch`. The release of version 3 reads the old
 -- names, so its streams and sinks end at their next statement. All rows stay as they are.
 -- `version_4` is always null. The statements of a release name the column of its version, so they fail
--- after a later step. Who may write `stream` may use `query_reader`.
+-- after a later step. A login that may write `stream` may use `query_reader`.
 -- Each statement is executed as text, because a batch that names a column which does not exist yet does not
 -- compile. A column that a constraint names cannot be renamed, so constraints of `stream` are made again.
 -- Locks:   stream, receipt, staging, staging_page and dispatch_log as a whole, until commit. Waits for
