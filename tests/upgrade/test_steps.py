@@ -12,8 +12,8 @@ from conftest import Database
 
 from sqlq_spark import errors
 from sqlq_spark.admin.script import Roles, write_script
-from sqlq_spark.database import dialect_named, schema, transaction
-from sqlq_spark.database.migrations import STATE_VERSION, STEPS, steps_back_to
+from sqlq_spark.database import schema, transaction
+from sqlq_spark.database.migrations import STATE_VERSION, STEPS
 from sqlq_spark.database.postgresql.connection import connect
 
 from .conftest import new_database
@@ -149,19 +149,14 @@ def test_a_step_back_makes_what_was_there(old_state: OldState) -> None:
     """All rows and columns of version 3 are there again, unless a value is new."""
     before = sorted(map(str, old_state.sql(CATALOG)))
     install(old_state.superuser)
-    back = [
-        dialect_named("postgresql").fill_names(
-            dialect_named("postgresql").STATEMENTS[step.back], "sqlqueue", {}
-        )
-        for step in steps_back_to(3)
-    ]
     old_state.sql("UPDATE sqlqueue.dispatch_log SET destination = 'x' WHERE sink = 'app:nightly'")
-    with pytest.raises(psycopg.errors.RaiseException, match="is not changed"):
-        old_state.sql(back[0])
-    old_state.sql("UPDATE sqlqueue.dispatch_log SET destination = NULL")
+    with closing(opened(old_state.superuser)) as connection:
+        with pytest.raises(errors.StatementFailed, match="is not changed"):
+            schema.step_back(connection, 3)
+        assert schema.find_version(connection) == STATE_VERSION
+        old_state.sql("UPDATE sqlqueue.dispatch_log SET destination = NULL")
 
-    for text in back:
-        old_state.sql(text)
+        schema.step_back(connection, 3)
 
     assert sorted(map(str, old_state.sql(CATALOG))) == before
     assert old_state.sql("SELECT version FROM sqlqueue.version") == [(3,)]
