@@ -285,7 +285,7 @@ def new_task(bench: Bench) -> Seen:
     """A second attempt and the acknowledgement wait for the first; a later one gets nothing."""
     bench.send([b"x"] * 5)
     task = next(batches := bench.batches())
-    # The session of the second attempt is opened now. After a slow login it would come too late.
+    # The session of the second attempt is opened now, because a slow login would come too late.
     others = (bench.receive, task, bench.open()), (next, batches, None)
     gave = at_commit(connection := bench.open(), lambda: [*starmap(bench.beside, others)])
     yield "received", bench.receive(task, connection).num_rows, 5

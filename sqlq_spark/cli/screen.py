@@ -67,7 +67,7 @@ def print_json(value: object) -> None:
 
 
 def print_unchanged(text: str) -> None:
-    """Print a text that a program runs. An escape would change a name in it."""
+    """Print a text that a program runs, without escapes, because they would change names."""
     encoding = sys.stdout.encoding
     if not has_characters(encoding, text):
         say_error(f"the output is UTF-8, because {encoding} lacks characters of it")

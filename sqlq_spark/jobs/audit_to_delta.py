@@ -54,7 +54,8 @@ COMPUTED = {
     "try_cast(immediateRetries AS INT), 0) > 0",
     "failed": "failedQueue IS NOT NULL OR exceptionType IS NOT NULL",
     "bodySize": "octet_length(body)",
-    # The UTC date of the processing, in any time zone of the session. It is never in the future.
+    # The UTC date of the processing. The session's time zone does not matter. It is never in the
+    # future.
     "date": "date_from_unix_date(CAST(floor("
     "unix_seconds(least(coalesce(processingEnded, timeSent), received)) / 86400) AS INT))",
 }

@@ -37,7 +37,7 @@ HUGE = "([0-9.][eE])([+-]?[0-9]{4})"
 # SQL expressions: the body as text without a byte order mark, and whether it is UTF-8.
 TEXT = "ltrim('\ufeff', CAST(body AS STRING))"
 UTF8 = "is_valid_utf8(CAST(body AS STRING))"
-# SQL expression: whether the body has one JSON value and nothing behind it.
+# SQL expression: whether the body, as the elements of an array, is at most one JSON value.
 ONE_VALUE = f"{UTF8} AND json_array_length(concat('[', {TEXT}, ']')) = 1"
 
 

@@ -164,7 +164,8 @@ SELECT relname::text AS name
  WHERE relnamespace = to_regnamespace('{state_escaped}') AND relkind IN ('r', 'i')
 
 -- name: state_faults
--- Finds out why the state schema must not be used, before anything in it is read. `script` contains it.
+-- Finds out why the state schema must not be used. It runs before anything in the schema is read. The
+-- script for a DBA contains the same rules.
 -- Returns: fault, role text, is_super boolean
 WITH RECURSIVE given (owners, named, deletes) AS (
     SELECT :owners::text::json, :named::text::json, true

@@ -187,7 +187,8 @@ SELECT part.name
    AND HAS_PERMS_BY_NAME(N'{state_escaped}', N'SCHEMA', N'VIEW DEFINITION') = 1
 
 -- name: state_faults
--- Finds out why the state schema must not be used, before anything in it is read. `script` contains it.
+-- Finds out why the state schema must not be used. It runs before anything in the schema is read. The
+-- script for a DBA contains this statement.
 -- Returns: fault, role, is_super bit
 SELECT f.what COLLATE DATABASE_DEFAULT
        + CASE WHEN f.is_fault = 1 THEN N'' ELSE N' belongs to '
