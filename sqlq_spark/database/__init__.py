@@ -1,11 +1,13 @@
 """
 The interface between the package and its databases.
 
-A dialect is a package beside this module. The name of its folder is `Names.dialect`. The package
-exports what the protocol `Dialect` lists, and it extends `Connection`. It has the SQL files that
-statements.py lists, with the same statements as every other dialect. If its database differs from
-others in anything else, that is also in the package. What is known before a connection is opened is
-in wire/<dialect>.py. `LISTED` in wire/dialects.py is the only list of all dialects.
+A dialect is a package in this folder, for one kind of database. The name of its folder is
+`Names.dialect`. A dialect exports what the protocol `Dialect` lists, and has a subclass of
+`Connection`. It also has the SQL files that statements.py lists. Their statements have the same
+names in every dialect, and a dialect lists in LACKS those that it does not have. All other
+differences between the databases are in the dialect too. Only what must be known before a
+connection is opened is in wire/<dialect>.py. `LISTED` in wire/dialects.py is the only list of all
+dialects.
 
 The rest of the package calls only the methods of `Connection`, and imports no driver.
 """
@@ -127,8 +129,8 @@ class Connection(ABC):
         self.seqs_skipped = 0  # how many seqs the open transaction has skipped: see collisions.py
         # functions called before the commit, which look again at tables that could not be locked
         self.before_commit: list[Callable[[], None]] = []
-        # A transaction calls this function to commit. Its argument is the commit. A selftest
-        # replaces the function, to act beside a commit.
+        # `transaction` calls this function with one argument: the function that commits. A selftest
+        # puts another function here, which also does other work before or after the commit.
         self.around_commit: Callable[[Callable[[], None]], None] = commit_at_once
 
     @abstractmethod
@@ -204,7 +206,11 @@ class Connection(ABC):
         """Run a script as a DBA's tool does. Return the first column of all rows it returns."""
 
     def run_batch(self, text: str) -> list[Any]:
-        """Run a text as one batch. A line `GO` inside a user's name does not end the batch."""
+        """
+        Run a text as one batch, without splitting it at lines `GO`.
+
+        A name that a user chose may contain such a line.
+        """
         return self.run_script(text)
 
     @abstractmethod

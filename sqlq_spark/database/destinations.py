@@ -8,9 +8,9 @@ FailedQ) must also have the owner of the queue that the message came from.
 The order is: lock, check, insert. `lock_and_check` raises the first error. `lock_each` returns the
 error of each destination, so that only the messages for this destination fail.
 
-A failure of one destination is usually undone alone. Some failures end the whole transaction, for
-example a failure in a trigger on SQL Server. Then `run_without_failed` runs the transaction again
-without that destination.
+If the work on one destination fails, usually only this work is undone. Some failures end the whole
+transaction, for example a failure in a trigger on SQL Server. Then `run_without_failed` runs the
+transaction again without that destination.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class DestinationFailed(Exception):
 
 def run_without_failed(work: Callable[[Reasons], T]) -> T:
     """
-    Run a transaction. If the failure of one destination ends it, run it again without that one.
+    Run a transaction. If the failure of one destination ends it, run it without that destination.
 
     `work` is the whole transaction. Its argument holds the destinations that failed in earlier
     runs, and `work` passes it to its `Destinations`. If one more than MOST_FAILED destinations
@@ -95,8 +95,8 @@ class Destinations:
     3. Look again. If the database has no lock for step 1, `transaction` looks at the tables once
        more before the commit.
 
-    `find_refused` and `check` look at tables without a lock, if nothing is sent now. A table that
-    they accept must still be locked and checked before an insert.
+    `find_refused` and `check` look at tables without a lock. They are for tables to which nothing
+    is sent now. A table that they accept must still be locked and checked before an insert.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ class Destinations:
         """
         Do `work` on a destination. If it fails, undo only this work.
 
-        `queue` is None if the work is on several destinations. If another session locks the
-        destination, this waits. If only headers name the destinations, all these waits of a task
-        together take no longer than LOCK_PATIENCE.
+        `queue` is None if the work is on several destinations. If another session has locked the
+        destination, the work waits for that lock. If only headers name the destinations, all such
+        waits of a task together take no longer than LOCK_PATIENCE.
 
         Returns:
             The failure, or None if the work succeeded.

@@ -306,9 +306,9 @@ def _create(
     """
     Create a table. Try again if another installer has created it at the same time.
 
-    On PostgreSQL an endpoint's installer does not take our lock. If one is at work, the database
-    makes us wait for it, and then reports that the table exists. The second attempt finds the
-    table.
+    On PostgreSQL an endpoint's installer does not take our lock. If such an installer is creating
+    the same table, the database makes us wait for it, and then reports that the table exists. The
+    second attempt finds the table.
     """
     name = statement.removeprefix("create_")  # the table's name in the statement's braces
 

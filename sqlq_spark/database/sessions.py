@@ -5,15 +5,15 @@ The `work` of `Session.run_with_retries` must consist of whole transactions that
 Receiving, acknowledging, staging and dispatching may run twice, because each of them first checks
 what has been done before.
 
-A session can keep its connection when it ends well. The next session of the same process takes that
-connection, if it begins within IDLE seconds. Connecting takes 35 ms or more. The task of a small
-batch takes only 10 ms.
+A session can keep its connection when it ends without an error. The next session of the same
+process takes that connection, if it begins within IDLE seconds. This saves time: connecting takes
+35 ms or more, and the task of a small batch takes only 10 ms.
 
 The option `credentials` names a function, which returns a password for each attempt to connect,
-because some passwords expire. Only the text of the option is stored, sent to executors or shown.
-The password is used for that attempt and nowhere else. An error of the function may quote the
-password, so our error says only what was raised and where. Some databases take a token instead of a
-password.
+because some passwords expire. Some databases take a token instead of a password. Only the text of
+the option is stored, sent to executors or shown. The password is used for that attempt and nowhere
+else. If the function raises an error, its text may quote the password. So our error says only what
+was raised and where.
 """
 
 from __future__ import annotations

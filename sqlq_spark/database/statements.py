@@ -1,9 +1,9 @@
 """
 The statements of the databases, by name.
 
-Each database has the same SQL files, with the same statements in the same order. Its dialect lists
-in LACKS the statements that it does not have. `StatementName` lists all names, so that mypy finds a
-typo in a call. If the files have other statements, loading them raises an error.
+Each database has the same SQL files. `StatementName` lists all statements in the order of the
+files, and mypy finds a typo in a call. A dialect lists in LACKS the statements that its files do
+not have. If the files have other statements, or another order, loading them raises an error.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ class Statements(dict[str, str]):
         way.
 
         With `comments` the comments of statements are kept. But a comment at the head of a
-        statement is left out if a blank line follows it: it does not belong into a script.
+        statement is left out if a blank line follows it. Such a comment is for maintainers, and not
+        for readers of a script.
         """
         text = "\n".join(sql(dialect, name) for name in FILES)
         _, *pieces = re.split(r"^-- (name|part): *(\w+) *$", text, flags=re.MULTILINE)

@@ -2,7 +2,8 @@
 Who owns a table? This module has the one rule for all tables that are read or written.
 
 The owner of a table can add code to it at any moment. That code runs with the rights of the login
-that uses the table. So a table is used only if the statement `table_owners` finds no fault:
+that uses the table. So a table is used only if the statement `table_owners` finds that all this is
+true:
 
 - The table and its descendants are ordinary tables.
 - The owners of the table and of its schema are trusted.

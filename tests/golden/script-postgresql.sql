@@ -404,8 +404,8 @@ BEGIN
 END
 $do$;
 
--- Rights of a reader: GRANT "orders_reader" TO the login of its Spark job. A row lock needs
--- UPDATE of one column. The server writes the login of a receipt.
+-- Rights of a reader. To give them to the login of its Spark job: GRANT "orders_reader" TO "login".
+-- A row lock needs UPDATE of one column. The server writes the login of a receipt.
 GRANT USAGE ON SCHEMA "sqlqueue_orders" TO "orders_reader";
 GRANT SELECT ON "sqlqueue_orders".version TO "orders_reader";
 GRANT SELECT, INSERT,
@@ -432,7 +432,7 @@ GRANT SELECT, DELETE, UPDATE (due) ON "public"."Shop.Orders.Delayed" TO "orders_
 GRANT INSERT ON "public"."Shop.Orders" TO "orders_reader";
 GRANT USAGE ON SEQUENCE "public"."Shop.Orders_seq_seq" TO "orders_reader";
 
--- Rights of a sender: GRANT "orders_sender" TO the login of its Spark job.
+-- Rights of a sender. To give them to the login of its Spark job: GRANT "orders_sender" TO "login".
 GRANT USAGE ON SCHEMA "sqlqueue_orders" TO "orders_sender";
 GRANT SELECT ON "sqlqueue_orders".version TO "orders_sender";
 GRANT SELECT, INSERT, DELETE ON "sqlqueue_orders".staging, "sqlqueue_orders".staging_page TO "orders_sender";
@@ -446,8 +446,9 @@ GRANT USAGE ON SEQUENCE "public"."Shop.Orders.web1_seq_seq" TO "orders_sender";
 GRANT INSERT ON "public"."Shop.Orders.Delayed" TO "orders_sender";
 GRANT SELECT ON "public"."SubscriptionRouting" TO "orders_sender";
 
--- Rights of an operator, who also reads the audit trail: GRANT "clerk" TO whoever runs `sqlqueue`.
--- No role may change or delete an entry of it, or write another login.
+-- Rights of an operator, who also reads the audit trail. To give them to a login that runs
+-- `sqlqueue`: GRANT "clerk" TO "login". No role may change or delete an entry of the trail, or write
+-- another login into it.
 GRANT SELECT ON "sqlqueue_orders".trail TO "clerk";
 GRANT USAGE ON SCHEMA "sqlqueue_orders" TO "clerk";
 GRANT SELECT ON "sqlqueue_orders".version TO "clerk";
@@ -487,8 +488,8 @@ GRANT INSERT ON "public"."Shop.Orders.Delayed" TO "clerk";
 GRANT SELECT ON "public"."SubscriptionRouting" TO "clerk";
 GRANT INSERT, UPDATE, DELETE ON "public"."SubscriptionRouting" TO "clerk";
 
--- Rights of a producer, an endpoint or ServiceControl, which is in no team:
--- GRANT "endpoints" TO its login.
+-- Rights of a producer, an endpoint or ServiceControl, which is in no team. To give them to its
+-- login: GRANT "endpoints" TO "login".
 GRANT USAGE ON SCHEMA "public" TO "endpoints";
 GRANT INSERT ON "public"."Shop.Orders" TO "endpoints";
 GRANT USAGE ON SEQUENCE "public"."Shop.Orders_seq_seq" TO "endpoints";

@@ -435,7 +435,7 @@ IF DATABASE_PRINCIPAL_ID(N'endpoints') IS NULL
     CREATE ROLE [endpoints];
 COMMIT TRANSACTION;
 
--- Rights of a reader: ALTER ROLE [orders_reader] ADD MEMBER the login of its Spark job.
+-- Rights of a reader. To give them to the login of its Spark job: ALTER ROLE [orders_reader] ADD MEMBER [login].
 GRANT SELECT ON [sqlqueue_orders].version TO [orders_reader];
 GRANT SELECT, INSERT, UPDATE ON [sqlqueue_orders].stream TO [orders_reader];
 GRANT SELECT, INSERT, UPDATE ON [sqlqueue_orders].query_reader TO [orders_reader];
@@ -449,7 +449,7 @@ GRANT INSERT ON [dbo].[audit] TO [orders_reader];
 GRANT SELECT, DELETE ON [dbo].[Shop.Orders.Delayed] TO [orders_reader];
 GRANT INSERT ON [dbo].[Shop.Orders] TO [orders_reader];
 
--- Rights of a sender: ALTER ROLE [orders_sender] ADD MEMBER the login of its Spark job.
+-- Rights of a sender. To give them to the login of its Spark job: ALTER ROLE [orders_sender] ADD MEMBER [login].
 GRANT SELECT ON [sqlqueue_orders].version TO [orders_sender];
 GRANT SELECT, INSERT, DELETE ON [sqlqueue_orders].staging TO [orders_sender];
 GRANT SELECT, INSERT, DELETE ON [sqlqueue_orders].staging_page TO [orders_sender];
@@ -459,8 +459,8 @@ GRANT INSERT, SELECT (RowVersion) ON [dbo].[Shop.Orders.web1] TO [orders_sender]
 GRANT INSERT ON [dbo].[Shop.Orders.Delayed] TO [orders_sender];
 GRANT SELECT ON [dbo].[SubscriptionRouting] TO [orders_sender];
 
--- Rights of an operator, who also reads the audit trail: ALTER ROLE [clerk] ADD MEMBER whoever runs
--- `sqlqueue`. No role may change or delete an entry of it.
+-- Rights of an operator, who also reads the audit trail. To give them to a login that runs
+-- `sqlqueue`: ALTER ROLE [clerk] ADD MEMBER [login]. No role may change or delete an entry of the trail.
 GRANT SELECT ON [sqlqueue_orders].trail TO [clerk];
 GRANT SELECT ON [sqlqueue_orders].version TO [clerk];
 GRANT SELECT, INSERT, UPDATE ON [sqlqueue_orders].stream TO [clerk];
@@ -484,8 +484,8 @@ GRANT INSERT ON [dbo].[Shop.Orders.Delayed] TO [clerk];
 GRANT SELECT ON [dbo].[SubscriptionRouting] TO [clerk];
 GRANT INSERT, UPDATE, DELETE ON [dbo].[SubscriptionRouting] TO [clerk];
 
--- Rights of a producer, an endpoint or ServiceControl, which is in no team:
--- ALTER ROLE [endpoints] ADD MEMBER its login.
+-- Rights of a producer, an endpoint or ServiceControl, which is in no team. To give them to its
+-- login: ALTER ROLE [endpoints] ADD MEMBER [login].
 GRANT INSERT ON [dbo].[Shop.Orders] TO [endpoints];
 GRANT INSERT ON [dbo].[Shop.Orders.web1] TO [endpoints];
 

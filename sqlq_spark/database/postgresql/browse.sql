@@ -8,8 +8,8 @@ FROM {queue} AS q
 
 -- name: browse
 -- Reads a page of a range. It locks nothing and deletes nothing. Of a message larger than :largest bytes
--- it reads only the size. The client stops the server when the page gets too large. Measured for a row of
--- 1.2 kB: the server takes 1.4 us, and 2.2 us if it weighs the rows before, in a pass of their own.
+-- it reads only the size. The client ends the statement when the page gets too large. Measured for a row
+-- of 1.2 kB: the server takes 1.4 us. It would take 2.2 us if a separate pass read the sizes first.
 -- Index:   the unique index on seq.
 -- Returns: the columns of receive, by seq; and large bigint: if a message is larger than :largest, its
 --          bytes, and its headers and body are null

@@ -56,10 +56,10 @@ format('ALTER TABLE %s ALTER COLUMN %s TYPE %s USING %s', f.named, c.name,
 -- Also reads the highest seq. It locks nothing, and reads only the beginning of the headers.
 -- Index:   the unique index on seq.
 -- Returns: one row for each of the lowest 50 messages that expires, or one row if none of them expires.
---          last bigint: the highest seq, null if the queue is empty. expires timestamp of the message,
---          null for infinity; sent, lives text: its headers TimeSent and TimeToBeReceived, null if
---          absent. seq, bytes bigint, the same in each row: of the lowest 50 messages, the one with the
---          largest headers, and the size of its headers
+--          last bigint: the highest seq, null if the queue is empty. expires timestamp: when the message
+--          expires, null for infinity. sent, lives text: its headers TimeSent and TimeToBeReceived, null
+--          if absent. seq, bytes bigint: the message with the largest headers of the lowest 50, and the
+--          size of these headers. Both are the same in each row
 SELECT top.last, lowest.expires, lowest.sent, lowest.lives, heaviest.seq, heaviest.bytes
   FROM (SELECT max(seq)::bigint AS last FROM {queue}) AS top
   LEFT JOIN (SELECT seq::bigint AS seq, octet_length(headers)::bigint AS bytes
@@ -301,10 +301,10 @@ SELECT law.name, law.severity, law.found, law.fix
  WHERE law.broken
 
 -- name: check_delayed
--- Finds what is wrong with a table of delayed messages. If the table is absent, it finds nothing. It
--- reads only the catalogue. If the login may delete from the table, rights that it lacks to move due
--- messages are findings. If the login has no right on the table, it may do without the table, so no right
--- is a finding.
+-- Finds what is wrong with a table of delayed messages. If the table is absent, it finds nothing. It reads
+-- only the catalogue. If the login may delete from the table, rights that it lacks to move due messages
+-- are findings. If the login has no right on the table, it may not need the table. Then rights that it
+-- lacks are no findings.
 -- Returns: the columns of check_queue
 WITH {asked_table}, delayed AS (
     SELECT c.*,
@@ -380,9 +380,10 @@ SELECT law.name, law.severity, law.found, law.fix
 -- name: check_server
 -- Finds what keeps dead rows in all queues of this database: autovacuum that is off, old transactions,
 -- prepared transactions, and replication slots that no client uses. A transaction with neither a snapshot
--- nor a transaction id keeps no dead rows. Before version 17 the server does not say since when a slot is
--- unused. It also finds a transaction_timeout of this login that is shorter than :query_timeout. The
--- login's other time limits do not matter, because `begin` sets them.
+-- nor a transaction id is left out, because it keeps no dead rows. Before version 17 the server does not
+-- say since when a slot is unused. Then every unused slot is a finding. This also finds a
+-- transaction_timeout of this login that is shorter than :query_timeout. The login's other time limits do
+-- not matter, because `begin` sets them.
 -- Returns: the columns of check_queue
 SELECT 'server_autovacuum' AS name, 'error' AS severity,
        'autovacuum is off on this server: what is received leaves dead rows that slow queues down'
@@ -479,9 +480,9 @@ SELECT law.name, law.severity, law.found, law.fix
  WHERE law.broken
 
 -- name: state_schemas
--- Lists all schemas that have tables with the names of state tables. If :schema_name is not null, it
--- looks only at that schema. Two of three names are enough, because a table may be missing. Anybody who
--- may create a schema can create such tables. It reads only the catalogue.
+-- Lists all schemas that have tables with the names of state tables. If :schema_name is not null, it looks
+-- only at that schema. It looks for three names. A schema with two of them is listed too, because a table
+-- may be missing. Anybody who may create a schema can create such tables. It reads only the catalogue.
 -- Returns: schema text; may_enter boolean: whether this login may enter the schema and read the version;
 --          roles text: the roles without a login that may enter the schema
 SELECT n.nspname::text AS schema,
@@ -503,11 +504,13 @@ SELECT n.nspname::text AS schema,
 
 -- name: why_refused
 -- Finds what a failed statement lacked. The server's error is not enough, because its words depend on the
--- server's language. This reads only the catalogue. :asked is a JSON array of the statement's tables in
--- their order. Each has its role in the statement, its schema, its name, and the rights that the
--- statement needs. For a statement on state tables the array has one element with the schema alone.
--- :creates says whether the statement creates a table. :changes says whether it needs to own the table.
--- :constraint_name is the constraint that refused a row.
+-- server's language. This reads only the catalogue. Its parameters:
+-- - :asked: a JSON array of the failed statement's tables in their order. Each element has the table's
+--   role in the statement, its schema, its name, and the rights that the statement needs. For a statement
+--   on state tables the array has one element with the schema alone.
+-- - :creates: whether the failed statement creates a table.
+-- - :changes: whether the failed statement needs to own the table.
+-- - :constraint_name: the constraint that refused a row.
 -- Returns: role text, has_schema boolean, has_table boolean; of_seq boolean: whether the constraint is an
 --          index on seq; lacks text: the first thing that is missing (database, schema, owner, rights or
 --          sequence), or `policy`, or null if nothing is missing; named text: the object on which a right

@@ -9,8 +9,9 @@ The package begins transactions by statements, so the driver always stays in its
 
 The driver prepares a statement in one message and runs it in another. A pooler that lends a session
 for one transaction (PgBouncer) may send the second message to another session, which has not
-prepared the statement. So each statement runs inside a transaction. If no transaction is open, the
-statement gets its own. A statement that begins or ends a transaction is sent in a single message.
+prepared the statement. So each statement runs inside a transaction, because the pooler keeps the
+session until the transaction ends. If no transaction is open, one begins for this statement alone.
+A statement that begins or ends a transaction is sent in a single message.
 """
 
 from __future__ import annotations
@@ -262,7 +263,9 @@ class Connection(database.Connection):
 
     def _receive_range(self, queue: QueueAddress, limits: Mapping[str, int]) -> pa.Table | None:
         """
-        Receive a range of seqs, from `first` on. It has as many seqs as there may be messages.
+        Receive the messages of a range of seqs.
+
+        The range begins at `first`, has at most `messages` seqs, and ends before `stop`.
 
         Returns:
             The messages, or None if `receive` must be used: there are few messages, the range is

@@ -20,9 +20,10 @@ SELECT CASE WHEN now() AT TIME ZONE zone IS NOT NULL THEN zone END AS zone
                    WHERE name = 'TimeZone' AND source <> 'client')) AS zone) AS known
 
 -- name: dues
--- Computes due times from :delays, which are milliseconds, and from :moments, which are times in UTC.
--- Both are JSON arrays of texts. As the transport does, this takes the server's UTC clock for a local
--- time of the session's zone. A time in the past becomes the current time.
+-- Computes due times from :delays, which are milliseconds, and from :moments, which are times in UTC. Both
+-- are JSON arrays of texts. The transport reads the server's clock in UTC, and stores this time as if it
+-- were a local time of its session's zone. This statement does the same with :zone. A time in the past
+-- becomes the current time.
 -- Returns: one row: delays timestamptz[], moments timestamptz[]: the due times in the order of the arrays
 SELECT ARRAY (SELECT (now() AT TIME ZONE 'UTC' + wait::bigint * interval '1 millisecond')
                      AT TIME ZONE :zone::text
@@ -71,8 +72,9 @@ SELECT (SELECT count(*) FROM due) AS moved, (SELECT count(*) FROM renamed) AS re
 -- name: next_due
 -- Index:   the one on due.
 -- Returns: seconds double precision until the next message is due; null if none waits. It is below 0 if
---          a message is due, but another mover holds it, or a full batch left it. A message whose due
---          time is infinity is never due; before version 17 the server cannot subtract from infinity.
+--          a message is due already. Then another mover holds the message, or a full batch left it. A
+--          message whose due time is infinity is never due, and is left out, because before version 17
+--          the server cannot subtract from infinity.
 SELECT extract(epoch FROM min(due) - (now() AT TIME ZONE 'UTC' AT TIME ZONE :zone::text))::float8
        AS seconds
   FROM ONLY {delayed}

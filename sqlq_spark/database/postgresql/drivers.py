@@ -1,9 +1,9 @@
 """
 The ADBC driver, which opens connections, and the passwords that cloud services give.
 
-The driver reads the catalogue before our first statement, so the search path must be a parameter of
-the connection. Some poolers refuse that parameter. Then the first connect of each process fails,
-and the next one leaves the parameter out.
+The driver reads the catalogue before our first statement, and must find no object of another login
+there. So the search path is a parameter of the connection. Some poolers refuse that parameter. Then
+the first connect of each process fails, and the next one leaves the parameter out.
 
 PostgreSQL in a cloud accepts tokens of the cloud's services as passwords.
 Azure: https://learn.microsoft.com/azure/postgresql/flexible-server/security-entra-configure

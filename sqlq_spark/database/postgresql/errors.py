@@ -1,10 +1,10 @@
 """
 Turn a driver's error into the package's error, with the SQL that fixes the problem.
 
-The server writes its sentences in the language of its setting lc_messages, so they are not
-searched. A failed statement has a SQLSTATE. The catalogue says what is missing: see `why_refused`.
-For a failed connection libpq reports only a sentence. This module knows the sentences of libpq, and
-those of servers that write English.
+For a failed statement the driver reports a SQLSTATE, and the catalogue says what is missing: see
+`why_refused`. The server's sentence is not searched, because its language is a setting of the
+server, lc_messages. For a failed connection libpq reports only a sentence. So this module knows the
+sentences of libpq, and the English sentences of servers.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def schema_of(queue: QueueAddress) -> str:
 
 def tables_to_look_up(place: Place, tables: Tables) -> list[dict[str, Any]]:
     """
-    Return what `why_refused` asks for: the tables of a statement. If it has none, the state schema.
+    Return what `why_refused` asks for: the tables of a statement. Without tables, the state schema.
 
     If one table has two roles, as in `lock_table`, the last role counts.
     """

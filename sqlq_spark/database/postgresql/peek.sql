@@ -9,7 +9,8 @@ SELECT {at}::bigint AS at
 -- name: peek
 -- Counts the messages that wait, up to a limit, and finds where to cut them into ranges.
 -- Locks nothing and waits for nothing. Measured: 100,000 messages in 12 ms.
--- Index:   the unique index on seq; the order is by the column, not by the bigint of its name.
+-- Index:   the unique index on seq. The rows are sorted by the column seq, and not by the result's seq,
+--          because that is a cast, which no index has.
 -- Returns: messages bigint: how many; last bigint: the seq of the last one; cuts bigint[]: the seqs of
 --          the first message and of every :grain-th message after it; null if none waits
 SELECT cardinality(seqs)::bigint AS messages, seqs[cardinality(seqs)] AS last,

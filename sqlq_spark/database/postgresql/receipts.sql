@@ -73,9 +73,9 @@ DELETE FROM {state}.receipt
 -- name: store_plan
 -- Stores a plan with its high-water mark plan_high_water. That is the highest batch of Spark's query that
 -- any of the query's streams has closed or has receipts of. The sink may already have the batches up to
--- the mark, so the plan may not be used for them. Before the first acknowledgement the stream's query is
--- not known. So JSON is stored: the high-water marks of the 500 queries that were seen last, 23 kB at
--- most.
+-- the mark, so the plan may not be used for them. The mark is stored as JSON: query → batch. Before the
+-- first acknowledgement the stream's query is not known. Then the JSON has the marks of the 500 queries
+-- that were seen last, 23 kB at most.
 -- Index:   receipt_query, behind the batches that were acknowledged before; stream_query.
 WITH received AS NOT MATERIALIZED (
     SELECT query_id, spark_batch, created AS seen FROM {state}.receipt

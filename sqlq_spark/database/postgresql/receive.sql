@@ -25,10 +25,13 @@ coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
 headers, body, seq::bigint AS seq
 
 -- name: fence
--- Reads what decides whether a task may receive. A task of a batch that was acknowledged must not
--- receive. `plan_high_water` is the highest batch of Spark's query that any of the query's streams had
--- closed or had receipts of when the plan was stored. `is_reader` says whether the stream is the one that
--- may receive from this queue for the query's run, see enter_query. :query_id may be null.
+-- Reads what decides whether a task may receive. :query_id may be null. The columns are:
+-- - `acked_batch`: the task must not receive if its batch was acknowledged.
+-- - `plan_high_water`: the plan must not be used for this batch of Spark's query, or for an earlier one.
+--   It is the highest batch that any stream of the query had closed, or had receipts of, when the plan was
+--   stored.
+-- - `is_reader`: whether this stream is the one that may receive from this queue in this run of the query.
+--   The statement enter_query decides that.
 -- Locks:   the stream's row FOR SHARE, until commit; acknowledge waits for the task.
 -- Index:   the primary keys of stream and query_reader.
 -- Returns: acked_batch bigint, plan_high_water bigint or null, is_reader bool; no row if the stream is
@@ -44,9 +47,9 @@ SELECT o.acked_batch,
 
 -- name: enter_query
 -- Two streams of one query must not share the messages of a queue, because each would get a part of them.
--- So the first stream that receives from a queue for a run of the query enters itself here. It replaces
--- an entry of an earlier run, because that entry's stream may belong to a checkpoint that is lost. An
--- entry of another stream for the same run stays, see query_reader.
+-- So the first stream that receives from a queue in a run of the query enters itself into the table
+-- query_reader. It replaces an entry of an earlier run, because that entry's stream may belong to a
+-- checkpoint that is lost. If another stream has entered itself for the same run, its entry stays.
 -- Locks:   the row, until commit; waits for another stream that enters itself.
 -- Index:   the primary key.
 INSERT INTO {state}.query_reader AS r (query_id, queue, stream, run_id)
@@ -78,10 +81,11 @@ SELECT payload
  ORDER BY page
 
 -- name: receive_range
--- Deletes all messages of a range, if their number and their size are within limits and none is too
--- large. Otherwise it deletes none. One pass counts the rows, and a second pass deletes them. The first
--- pass locks no row, which saves a fifth of the server's work. Both passes see one snapshot, so no row is
--- added between them. A row that another session changes meanwhile can have more bytes than were counted.
+-- Deletes all messages of a range, or none. It deletes none if they are too many, if they have too many
+-- bytes together, or if one of them is too large. One pass counts the rows and their bytes, and a second
+-- pass deletes the rows. The first pass locks no row, which saves a fifth of the server's work. Both
+-- passes see one snapshot, so no row is added between them. If another session changes a row between the
+-- two passes, the row can have more bytes than were counted.
 -- Locks:   a row lock for each row it deletes, until commit. Waits 1 ms for each row that another
 --          session holds, and gives up at the first row that stays held. Then `receive` takes
 --          the other rows.
@@ -102,10 +106,10 @@ RETURNING {received_row}
 
 -- name: receive
 -- Deletes the lowest messages of a range that no other session holds, up to a number of messages and of
--- bytes. It deletes at least one message, even if that has more bytes, but none that is too large.
--- The server reads the size of a toasted value without the value.
--- The window function gets the rows in the order in which they are locked, by seq; sorting them again
--- would cost 4 %. In another order a step of large messages would leave some of them for the next batch.
+-- bytes. It deletes at least one message, even if that has more bytes, but none that is too large. To sum
+-- up sizes, the server does not read the values of toasted columns. The rows are locked in the order of
+-- seq, and the window function gets them in this order. To sort them again would cost 4 %. In another
+-- order the higher messages could use up the bytes, and some lower ones would be left for the next batch.
 -- Locks:   a row lock for each row it reads, until commit. Never waits.
 -- Index:   the unique index on seq; then by ctid.
 -- Returns: id uuid, expires timestamp, expired bool, headers text, body bytea, seq bigint;
@@ -184,10 +188,10 @@ SELECT count(*) FILTER (WHERE NOT expired) AS diverted, count(*) FILTER (WHERE e
   FROM gone
 
 -- name: skip_taken
--- Moves the sequence of a queue past seqs that rows already have. There are such rows, because a login
--- that may insert can choose a seq. The sequence moves to the first gap between those rows that has room
--- for :rows rows. It does not move up to a row behind that gap. It uses up at most :most seqs, and none
--- above 80 % of the highest possible seq.
+-- Moves the sequence of a queue past seqs that rows already have. A row may have a seq that the sequence
+-- has not given, because a login that may insert can choose a seq. The sequence stops at the first gap
+-- between such rows that has room for :rows rows. Rows behind this gap do not matter. The statement uses
+-- up at most :most seqs, and none above 80 % of the highest possible seq.
 -- Locks:   nothing. The seqs are used up, even if the transaction is undone.
 -- Index:   the unique index on seq.
 -- Returns: skipped bigint: how many seqs were used up
@@ -218,11 +222,11 @@ SELECT count(nextval(its.sequence)) AS skipped
  WHERE taken.last IS NOT NULL
 
 -- name: begin_receipt
--- Writes an empty page of a receipt, before anything is received. The page's key works as a lock: a
--- second attempt of the same task waits here for the first. If the first attempt commits, the second one
--- fails (23505), starts again and finds the receipt. If the first one fails, the second one goes on.
--- Without this page both would skip each other's messages, and the faster one could leave an empty
--- receipt.
+-- Writes an empty page of a receipt, before anything is received. The page's key works as a lock: a second
+-- attempt of the same task waits here for the first. If the first attempt commits, the second one fails
+-- (23505), starts again and finds the receipt. If the first one fails, the second one goes on. Without
+-- this page, each attempt would skip the messages that the other has locked, and the faster one could
+-- leave an empty receipt.
 -- Locks:   the row it writes, until commit; waits for another attempt.
 INSERT INTO {state}.receipt_page (stream, batch, task, page, payload)
 VALUES (:stream::text, :batch::bigint, :task::bigint, -1, '')

@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
 
-# Why PostgreSQL does not need these statements. weigh: `receive` itself weighs the rows that it
-# locks. weigh_page: the client ends a browse when the page gets too large. due_index: `move_due`
-# names no index. selftest_costs: the server keeps no costs by statement. undo: undoing the work
-# since a savepoint always succeeds.
+# Why PostgreSQL does not need these statements:
+# - weigh: `receive` reads the sizes of the rows that it locks.
+# - weigh_page: the client ends a browse when the page gets too large.
+# - due_index: the PostgreSQL text of `move_due` names no index.
+# - selftest_costs: the server keeps no costs by statement.
+# - undo: undoing the work since a savepoint always succeeds.
 LACKS: frozenset[StatementName] = frozenset(
     {"weigh", "weigh_page", "due_index", "selftest_costs", "undo"}
 )

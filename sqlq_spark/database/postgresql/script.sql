@@ -72,8 +72,8 @@ $do$
     IF to_regrole('{role_escaped}') IS NULL THEN CREATE ROLE {role} NOLOGIN; END IF
 
 -- name: script_reader
--- Rights of a reader: GRANT {role} TO the login of its Spark job. A row lock needs
--- UPDATE of one column. The server writes the login of a receipt.
+-- Rights of a reader. To give them to the login of its Spark job: GRANT {role} TO "login".
+-- A row lock needs UPDATE of one column. The server writes the login of a receipt.
 GRANT USAGE ON SCHEMA {state} TO {role};
 GRANT SELECT ON {state}.version TO {role};
 GRANT SELECT, INSERT,
@@ -89,7 +89,7 @@ GRANT SELECT, INSERT, DELETE ON {state}.receipt_page TO {role};
 GRANT INSERT (action, queue, messages, stream, batch, task) ON {state}.trail TO {role}
 
 -- name: script_sender
--- Rights of a sender: GRANT {role} TO the login of its Spark job.
+-- Rights of a sender. To give them to the login of its Spark job: GRANT {role} TO "login".
 GRANT USAGE ON SCHEMA {state} TO {role};
 GRANT SELECT ON {state}.version TO {role};
 GRANT SELECT, INSERT, DELETE ON {state}.staging, {state}.staging_page TO {role};
@@ -97,8 +97,9 @@ GRANT SELECT, INSERT, DELETE, UPDATE (sink_batch, messages, dispatched, destinat
    ON {state}.dispatch_log TO {role}
 
 -- name: script_operator
--- Rights of an operator, who also reads the audit trail: GRANT {role} TO whoever runs `sqlqueue`.
--- No role may change or delete an entry of it, or write another login.
+-- Rights of an operator, who also reads the audit trail. To give them to a login that runs
+-- `sqlqueue`: GRANT {role} TO "login". No role may change or delete an entry of the trail, or write
+-- another login into it.
 GRANT SELECT ON {state}.trail TO {role}
 
 -- name: script_receive
@@ -120,8 +121,8 @@ GRANT INSERT, SELECT (seq) ON {queue} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role}
 
 -- name: script_produce
--- Rights of a producer, an endpoint or ServiceControl, which is in no team:
--- GRANT {role} TO its login.
+-- Rights of a producer, an endpoint or ServiceControl, which is in no team. To give them to its
+-- login: GRANT {role} TO "login".
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT ON {queue} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role}

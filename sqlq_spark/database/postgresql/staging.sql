@@ -49,7 +49,8 @@ RETURNING sink_batch
 
 -- name: settle
 -- Marks the receipts of a micro-batch as settled, because this transaction sends their messages on. A
--- receipt that was returned or dropped is not there any more. closed_high_water shows that.
+-- receipt that an operator has returned or dropped is not there any more, so it is not marked. The
+-- operator's command has closed the batch of that receipt. The statement closed_high_water shows this.
 -- Locks:   the stream's row FOR SHARE, as its tasks do; the receipts until commit.
 -- Returns: settled true, for each receipt
 WITH held AS (

@@ -3,22 +3,23 @@
 -- :name is a bound value. All statements run under READ COMMITTED, whatever the database's default is.
 
 -- name: begin_alone
--- Begins the transaction of a statement that runs alone. `begin` contains it too. It sets the isolation
--- level, because the receipt protocol must read, after a lock, what others have committed. It sets the
--- search path, because other logins may create functions and operators in a schema of the session's
--- search path. Such a function could fit the arguments of a statement better than the server's own
--- function, and would run as this login. Both settings hold for this transaction only, because a pooler
--- may share the session.
+-- Begins the transaction of a statement that runs alone. The statement `begin` contains this text too. It
+-- sets the isolation level, because after a lock the receipt protocol must read what others have
+-- committed. It sets the search path, because in other schemas of the path other logins may create
+-- functions and operators. Such a function could fit the arguments of a statement better than the server's
+-- own function, and would run with the rights of this login. Both settings hold for this transaction only,
+-- because a pooler may lend the session to others.
 BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_temp
 
 -- name: begin
 -- Begins a transaction of several statements. It is sent in one message.
--- - The timeouts are those of the connection. statement_timeout does not end a COPY that waits for its
---   client. The TCP limits end such a COPY if the client's machine is gone, or reads nothing for that
---   time. tcp_user_timeout is set on Linux only, because any other server would write a line to its log.
--- - A login or a database may set synchronous_commit to `off` or `local`. Both become `on`, because Spark
---   has the rows after the commit. A crash, or a standby that takes over, must not bring the rows back
---   into the queue. Without synchronous standbys `local` and `on` are the same.
+-- - The timeouts have the value of the connection's timeout. statement_timeout does not end a COPY that
+--   waits for its client. The TCP limits end such a COPY if, for as long as the timeout, the client's
+--   machine is gone or reads nothing. tcp_user_timeout is set on Linux only, because any other server
+--   would write a line to its log.
+-- - A login or a database may set synchronous_commit to `off` or `local`. Then a crash, or a standby that
+--   takes over, could undo a commit, and messages that Spark already has would be in the queue again. So
+--   `off` and `local` become `on`. Without synchronous standbys `local` and `on` are the same.
 -- - application_name is the name that the DBA sees.
 -- - client_encoding is set in a database with encoding SQL_ASCII, which stores any bytes as text. If the
 --   client has this encoding too, it gets the bytes unchanged. With another encoding a statement fails.
@@ -73,11 +74,10 @@ RELEASE SAVEPOINT attempt
 SET CONSTRAINTS ALL IMMEDIATE
 
 -- name: end_frozen
--- Ends sessions whose client hangs while they hold locks on the state tables. The statement of such a
--- session has waited for its client for longer than :seconds seconds. No time limit of the server ends
--- the session. This ends only sessions of this login whose names begin with `sqlqueue` and contain :name.
--- For sessions of other logins the server does not show what they wait for. So this only returns them,
--- and a DBA can act.
+-- Finds sessions that hold locks on the state tables, and whose names begin with `sqlqueue` and contain
+-- :name. Ends those of this login whose statement has waited for its client for more than :seconds
+-- seconds, because no time limit of the server ends them. For sessions of other logins the server does not
+-- show what they wait for. So these sessions are returned but not ended, and a DBA can act.
 -- Locks:   nothing.
 -- Returns: pid int, login text, application text; ended bool, null for a session of another login
 SELECT a.pid, a.usename::text AS login, a.application_name AS application,

@@ -1,9 +1,9 @@
 -- part: trusted
--- The roles whose tables this session uses; other statements contain this part. `given` has the names of
--- trusted roles. It also has the tables and schemas that the user names: the user has decided to use
--- them, so their owners are trusted too. A session that can become a superuser trusts only superusers and
--- the roles of `given`. It does not trust the database's owner, who could make itself a superuser by code
--- in a table.
+-- The roles that this session trusts: it may use their tables. Other statements contain this part. `given`
+-- has two lists: names of trusted roles, and tables and schemas that the user named. The owners of those
+-- tables and schemas are trusted too, because the user decided to use them. A session that can become a
+-- superuser trusts only superusers and the roles of the first list. Such a session does not trust the
+-- database's owner, because code in the owner's table could make the owner a superuser.
 roles AS MATERIALIZED (
     SELECT oid, rolname,
            rolsuper OR rolname IN (SELECT json_array_elements_text(owners) FROM given) AS is_superior,
@@ -28,11 +28,12 @@ roles AS MATERIALIZED (
 )
 
 -- part: faults
--- Why tables must not be used; other statements contain this part. `asked` has the tables' places in the
--- list, their ids and their descriptions. Only the owner of a table can add code to it, with two
--- exceptions: other logins may be allowed to add triggers and foreign keys. So this looks at triggers and
--- foreign keys too. If a table uses objects of other owners, its owner has chosen that. A trigger with a
--- condition or with arguments is a fault too, because these can run any text as code.
+-- Why tables must not be used. Other statements contain this part. `asked` is a list of tables. It has
+-- each table's place in the list, its id and its description. The owner of a table can add any code to it.
+-- Other logins can add only triggers and foreign keys, and only if they have the right to do so. So this
+-- part checks owners, triggers and foreign keys. It does not check other objects that a table uses,
+-- because the table's owner has chosen them. A trigger with a condition or with arguments is a fault too,
+-- because a condition or an argument can run any text as code.
 tables (place, id, what) AS (
     SELECT place, id, what FROM asked
      UNION
@@ -69,9 +70,9 @@ tables (place, id, what) AS (
 )
 
 -- name: table_owners
--- Reads about some tables who owns them, why they must not be used, and whether they are queues. It looks
--- names up in the catalogue, because a cast of a name to a table would fail without USAGE on the schema.
--- :deletes says whether the caller will delete rows.
+-- For each of some tables, reads who owns it, why it must not be used, and whether it is a queue. Looks
+-- the names up in the catalogue, because a cast of a name to a table would fail without USAGE on the
+-- schema. :deletes says whether the caller will delete rows.
 -- Returns: for each table that is there, the fields of `TableFacts` in trust.py
 WITH RECURSIVE given (owners, named, deletes) AS (
     SELECT :owners::text::json, :named::text::json, :deletes::boolean

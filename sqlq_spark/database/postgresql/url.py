@@ -23,9 +23,9 @@ from sqlq_spark.options.names import MISPLACED
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# A password with a raw /, ?, @ or blank does not match, because libpq would end the password at
-# that character. Other parts with a raw ;, & or = do not match either. A password may follow such a
-# character, as in `/shop;password=…`, and the server would quote it.
+# The pattern URL does not match a password with a raw /, ?, @ or blank, because libpq would end the
+# password at that character. It does not match other parts with a raw ;, & or = either. The text
+# after such a character may be a password, as in `/shop;password=…`, and the server would quote it.
 HOST = r"(?:\[[^\[\]@/?\s]*\]|[^\[\]:,@/?#;&=\s]*)(?::[0-9]*)?"
 URL_PARAMETER = r"[^=&\s]+=[^=&\s]*"
 URL = re.compile(

@@ -67,10 +67,10 @@ SELECT ROWCOUNT_BIG() AS messages
 
 -- name: purge_expired
 -- Deletes at most @messages messages that have expired and that no other session holds. It finds them by
--- Index_Expires and keeps no lock there. Then it deletes them by RowVersion, as receivers do. A delete by
--- Index_Expires could deadlock with a receiver, because it would lock in another order: it would skip
--- locked rows in Index_Expires, but wait for the rows' keys in the other indexes. A message with the same
--- RowVersion that has not expired stays.
+-- Index_Expires and keeps no lock in that index. Then it deletes them by RowVersion, as receivers do. A
+-- delete by Index_Expires could deadlock with a receiver, because the two would lock in different orders.
+-- The delete would skip locked rows in Index_Expires, but wait for the same rows in the other indexes. If
+-- another message has the same RowVersion and has not expired, it stays.
 -- Locks:   an update lock for each message, until commit. It never waits for a row.
 -- Index:   Index_Expires; without it, it reads the whole table. Index_RowVersion, one seek for each
 --          message.

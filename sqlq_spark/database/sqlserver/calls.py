@@ -214,10 +214,10 @@ def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool =
 
 # ---------------------------------------------------------------- how far one `receive` goes
 # First the rows of a range are weighed: their sizes are read. Then the range is cut at the size of
-# a step. If a row is committed after the weighing, it was not weighed, but `receive` may take it.
-# So a step has a limit for the number of rows, and a limit for the size of each row. The product of
-# the two limits is bounded, as the sum of the weighed rows is. A row that is too large is not
-# received, but `receive` locks it.
+# a step. A row that is committed after the weighing was not weighed, but `receive` may take it. So
+# a step also has a limit for the number of rows, and a limit for the size of each row. Then even
+# rows that were not weighed have at most as many bytes as the product of the two limits. A row that
+# is too large is not received, but `receive` locks it.
 
 # If a statement has 5,000 locks, SQL Server may lock the whole table. It may count a lock for each
 # page of a large value. A page holds 8,000 bytes, but in sizes a byte of headers counts for two.
@@ -286,7 +286,7 @@ def cut_page(rows: Iterable[Size], *, most: int, largest: int) -> dict[str, int]
     Return the parameters of `browse` that say how far it reads. Empty if no message waits.
 
     The page ends with the message that reaches the limit, and with all other messages of the same
-    seq. If a row is committed after the weighing, it was not weighed. So if a row is heavier than
+    seq. A row that is committed after the weighing was not weighed. If such a row is heavier than
     all weighed rows, `browse` reads only its size, and `is_weighed` finds the row by that size.
 
     Args:

@@ -4,10 +4,10 @@
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
 -- Returns: one row for each of the lowest 50 messages that expires, or one row if none of them expires.
---          last bigint: the highest RowVersion, null if the queue is empty. expires datetime of the
---          message; sent, lives: its headers TimeSent and TimeToBeReceived, null if absent. seq, bytes
---          bigint, the same in each row: of the lowest 50 messages, the one with the largest headers, and
---          the size of its headers
+--          last bigint: the highest RowVersion, null if the queue is empty. expires datetime: when the
+--          message expires. sent, lives: its headers TimeSent and TimeToBeReceived, null if absent. seq,
+--          bytes bigint: the message with the largest headers of the lowest 50, and the size of these
+--          headers. Both are the same in each row
 WITH lowest AS (
     SELECT TOP (50) RowVersion, Expires,
            LEFT(CAST(Headers AS nvarchar(max)), 16384) AS Headers,
@@ -55,8 +55,8 @@ SELECT COUNT(*) AS messages
 -- Finds what is wrong with a queue's table. It reads only the catalogue, which a login with any right on
 -- the table may read. HAS_PERMS_BY_NAME returns null for a name of more than 128 characters. This null
 -- counts as a right. @last is the highest RowVersion, or null if it is not known. @expiring says whether
--- messages expire. If the login has its access by a group, or if the queue is in another database, the
--- GRANT of a fix does not name the user.
+-- messages expire. A fix may be a GRANT. The GRANT does not name the user if the login has its access by a
+-- group, or if the queue is in another database.
 -- Returns: name, severity (error, warning, note), found, fix; a row for each finding
 DECLARE @table int = OBJECT_ID({queue_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
 DECLARE @grantee nvarchar(258) = IIF(ISNULL(DATABASE_PRINCIPAL_ID(), 0) = 0
@@ -191,10 +191,10 @@ SELECT N'trigger',
                 WHERE e.object_id = g.object_id AND e.type_desc = N'DELETE')
 
 -- name: check_delayed
--- Finds what is wrong with a table of delayed messages. If the table is absent, it finds nothing. It
--- reads only the catalogue. If the login has no right on the table, it may do without the table, so no
--- right is a finding. Due messages are moved by OUTPUT INTO the queue. The server refuses that if the
--- queue has a trigger, a CHECK, or a foreign key on either side (errors 331 to 333).
+-- Finds what is wrong with a table of delayed messages. If the table is absent, it finds nothing. It reads
+-- only the catalogue. If the login has no right on the table, it may not need the table. Then rights that
+-- it lacks are no findings. Due messages are moved by OUTPUT INTO the queue. The server refuses that if
+-- the queue has a trigger, a CHECK, or a foreign key on either side (errors 331 to 333).
 -- Returns: the columns of check_queue
 DECLARE @table int = OBJECT_ID({delayed_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
 DECLARE @grantee nvarchar(258) = IIF(ISNULL(DATABASE_PRINCIPAL_ID(), 0) = 0
@@ -287,10 +287,10 @@ SELECT law.name COLLATE DATABASE_DEFAULT,
  WHERE @table IS NOT NULL
 
 -- part: sees_sessions
--- Whether this login sees the sessions of others; other statements contain this part. On Azure SQL
--- Database (5) and Fabric (12) a right on the database is enough. SQL Server 2022 and Azure have the
--- smaller right PERFORMANCE STATE. For a right that a server does not know, HAS_PERMS_BY_NAME returns
--- null.
+-- Whether this login sees the sessions of others. Other statements contain this part. The login needs a
+-- right on the server. On Azure SQL Database (EngineEdition 5) and Fabric (12) a right on the database is
+-- enough. SQL Server 2022 and Azure also have the right PERFORMANCE STATE, which allows less and is
+-- enough. A server that does not know this right returns null for it.
 (1 IN (HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE'),
        HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER PERFORMANCE STATE'))
  OR SERVERPROPERTY(N'EngineEdition') IN (5, 12)
@@ -298,10 +298,11 @@ SELECT law.name COLLATE DATABASE_DEFAULT,
               HAS_PERMS_BY_NAME(QUOTENAME(DB_NAME()), N'DATABASE', N'VIEW DATABASE PERFORMANCE STATE')))
 
 -- name: check_server
--- Finds old transactions, because they may hold messages of any queue of this database. Also finds out
--- whether the database does not know JSON, and whether it copies its tables elsewhere. In Azure's small
--- tiers and elastic pools the right on the database is not enough to read the view of transactions. Then
--- the caller asks again with a null for @seconds, which leaves the transactions out.
+-- Finds transactions that are open for more than @seconds seconds, because they may hold messages of any
+-- queue of this database. Also finds a compatibility level without JSON, and a Fabric database, which
+-- mirrors its tables. In Azure's small tiers and elastic pools, VIEW DATABASE STATE is not enough for the
+-- view of transactions, and the server refuses this statement. The caller then runs it again with a null
+-- for @seconds, which leaves the transactions out.
 -- Returns: the columns of check_queue
 SELECT N'level' AS name, N'error' AS severity,
        CONCAT(N'compatibility level ', d.compatibility_level,
@@ -355,11 +356,11 @@ SELECT N'state_unlogged' AS name, N'error' AS severity,
    AND t.durability_desc = N'SCHEMA_ONLY'
 
 -- name: state_schemas
--- Lists all schemas that have tables with the names of state tables. If @schema_name is not null, it
--- looks only at that schema. Two of three names are enough, because a table may be missing. The server
--- shows all schemas to a login, but only the tables on which the login has a right. So a schema is listed
--- too if it has a name that `script --domain` makes. The server does not show roles of which this login
--- is no member.
+-- Lists all schemas that have tables with the names of state tables. If @schema_name is not null, it looks
+-- only at that schema. It looks for three names. A schema with two of them is listed too, because a table
+-- may be missing. The server shows all schemas to a login, but only the tables on which the login has a
+-- right. So a schema is also listed if it has a name that `script --domain` makes. The server does not
+-- show roles of which this login is no member.
 -- Returns: schema, may_enter bit (whether this login may read the version), roles (always empty)
 SELECT s.name AS [schema],
        CAST(COALESCE(HAS_PERMS_BY_NAME(QUOTENAME(s.name) + N'.version', N'OBJECT', N'SELECT'), 0)
@@ -376,14 +377,18 @@ SELECT s.name AS [schema],
 
 -- name: blockers
 -- Finds transactions that have locked a whole table of this database, or that wait for such a lock. Also
--- finds transactions that have held locks on messages for more than @seconds seconds. A login that may
--- not see the sessions of others gets no row. Locks are grouped to one row for each session and table,
--- because on 16 processors and more a table lock is a lock for each processor. Every mode but IS, IX, IU
--- and Sch-S keeps receivers and senders out. The list of locks is long, so it is read only if some
--- transaction is older than 10 s. Transactions with two names are left out: they are the server's own,
--- and may stay open forever. Session -2 stands for distributed transactions whose sessions are gone.
--- OBJECT_NAME is not used, because it would wait for a Sch-M lock, which is to be reported. NOLOCK reads
--- a table's name also while another session changes the table, but the server does not promise that.
+-- finds transactions that have held locks on messages for more than @seconds seconds. A login that may not
+-- see the sessions of others gets no row. For maintainers:
+-- - The locks of a session on a table become one row. With 16 processors and more, the server shows a
+--   table lock as several locks, one for each processor.
+-- - A lock of any mode but IS, IX, IU and Sch-S keeps receivers and senders out.
+-- - The list of locks is long, so it is read only if some transaction is older than 10 s. The search for
+--   such a transaction leaves out two names, because they are the server's own transactions and may stay
+--   open forever.
+-- - Session -2 stands for distributed transactions whose sessions are gone.
+-- - OBJECT_NAME would wait for a Sch-M lock, which this statement must report. So the table's name is read
+--   from the catalogue with NOLOCK. That also works while another session changes the table, but the
+--   server does not promise it.
 -- Locks:   keeps none, waits for no row.
 -- Returns: schema_name, table_name, name, severity, found, fix
 IF {sees_sessions}

@@ -67,8 +67,8 @@ if TYPE_CHECKING:
     from sqlq_spark.wire.address import QueueAddress
 
 # Settings of each session. The language is English, because one driver reports an error only by its
-# sentence. In a deadlock the server ends the session with LOW priority. This is our session, which
-# tries again.
+# sentence. In a deadlock the server ends the session with the lower priority. Ours has LOW, because
+# it tries again.
 SETTINGS = "SET NOCOUNT ON; SET XACT_ABORT ON; SET LANGUAGE us_english; SET DEADLOCK_PRIORITY LOW"
 CATALOG = "SELECT DB_NAME() AS catalog"
 # These statements are sent without sp_executesql, because a setting or a transaction would end with

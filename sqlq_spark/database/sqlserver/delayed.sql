@@ -17,8 +17,8 @@ SELECT STUFF((SELECT N',' + CONVERT(nvarchar(30), DATEADD(
                  FOR XML PATH('')), 1, 1, N'') AS moments
 
 -- name: due_index
--- Finds the indexes by which `move_due` can seek. An old table may have none. Then FORCESEEK would be an
--- error, 8622. `check_delayed` contains this statement.
+-- Finds the indexes by which `move_due` can seek. An old table may have no such index. Then `move_due`
+-- must not use FORCESEEK, because it would fail with error 8622. `check_delayed` contains this statement.
 -- Returns: found int, a row for each index
 SELECT 1 AS found
   FROM {delayed_catalog}sys.indexes AS i

@@ -10,9 +10,11 @@ such limit. So a timer of this process, the watchdog, runs beside each transacti
 has run for as long as the limit, the watchdog ends the session, and the server undoes the
 transaction.
 
-The watchdog cannot help in two cases. If the whole process stands still, the watchdog does too.
-While a statement runs, the watchdog does nothing, because the driver has a timeout for statements.
-mssql-python holds Python's global lock during a fetch, so no thread could end a fetch that hangs.
+In two cases the watchdog does not help:
+
+- The whole process stands still. Then the watchdog stands still too.
+- A statement runs. The watchdog leaves it to the driver's timeout for statements. If a fetch of
+  mssql-python hangs, no thread can end it, because the fetch holds Python's global lock.
 """
 
 from __future__ import annotations

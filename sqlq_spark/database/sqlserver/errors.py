@@ -3,7 +3,7 @@ Turn a driver's error into the package's error, with the SQL that fixes the prob
 
 pyodbc reports the SQLSTATE and the server's error number. mssql-python reports neither: it reports
 its own phrase for the SQLSTATE, and the server's sentence. The module `numbers` finds the number of
-such a sentence. It also says what each number means.
+such a sentence. `numbers` also says what each number means.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 How SQL Server explains a statement: by SHOWPLAN_XML.
 
 A plan is wrong if it reads a whole queue, if it sorts or spools bodies, or if it converts
-RowVersion. With a conversion the server cannot use the index. A plan may scan state tables. A scan
-of a queue is allowed if it ends soon. There are two such scans: below a TOP, if the scan reads in
-the order of its index, and below a semi join that needs only one row.
+RowVersion. With a conversion the server cannot use the index. A plan may scan state tables. It may
+scan a queue only if the scan ends soon. That is true of a scan below a TOP that reads in the order
+of its index, and of a scan below a semi join that needs only one row.
 """
 
 from __future__ import annotations

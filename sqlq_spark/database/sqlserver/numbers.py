@@ -4,9 +4,10 @@ The server's error numbers that this package knows, and what each one means for 
 A driver may leave the number out. So each number also has the beginning of the server's sentence,
 which is English in our sessions. Statements of this package throw the numbers from 51000 on.
 
-The numbers were compared with the transient errors of Entity Framework Core. Some of its numbers
-are left out, because they belong to features that a table queue does not use: snapshots, tables in
-memory, replication, full text, external scripts and the management of availability groups.
+The numbers were compared with the transient errors of Entity Framework Core. Some numbers of that
+framework are left out, because they belong to features that a table queue does not use: snapshots,
+tables in memory, replication, full text, external scripts and the management of availability
+groups.
 """
 
 from __future__ import annotations

@@ -25,10 +25,13 @@ deleted.Body AS body,
 deleted.RowVersion AS seq
 
 -- name: fence
--- Reads what decides whether a task may receive. A task of a batch that was acknowledged must not
--- receive. `plan_high_water` is the highest batch of Spark's query that any of the query's streams had
--- closed or had receipts of when the plan was stored. `is_reader` says whether the stream is the one that
--- may receive from this queue for the query's run, see enter_query. @query_id may be null.
+-- Reads what decides whether a task may receive. @query_id may be null. The columns are:
+-- - `acked_batch`: the task must not receive if its batch was acknowledged.
+-- - `plan_high_water`: the plan must not be used for this batch of Spark's query, or for an earlier one.
+--   It is the highest batch that any stream of the query had closed, or had receipts of, when the plan was
+--   stored.
+-- - `is_reader`: whether this stream is the one that may receive from this queue in this run of the query.
+--   The statement enter_query decides that.
 -- Locks:   the stream's row, shared, until commit; acknowledge waits for the task. REPEATABLEREAD
 --          locks also where the database reads row versions.
 -- Index:   the primary keys of stream and query_reader.
@@ -50,11 +53,11 @@ SELECT o.acked_batch,
 
 -- name: enter_query
 -- Two streams of one query must not share the messages of a queue, because each would get a part of them.
--- So the first stream that receives from a queue for a run of the query enters itself here. It replaces
--- an entry of an earlier run, because that entry's stream may belong to a checkpoint that is lost. An
--- entry of another stream for the same run stays, see query_reader. Two sessions may insert the same
--- entry. The second waits for the first, and then inserts nothing. XACT_ABORT is off until the end of
--- this statement, so that a duplicate does not end the transaction.
+-- So the first stream that receives from a queue in a run of the query enters itself into the table
+-- query_reader. It replaces an entry of an earlier run, because that entry's stream may belong to a
+-- checkpoint that is lost. If another stream has entered itself for the same run, its entry stays. If two
+-- sessions insert the same entry, the second waits for the first, and then inserts nothing. XACT_ABORT is
+-- off until the end of this statement, so that a duplicate does not end the transaction.
 -- Locks:   the row, until commit; waits for another stream that enters itself.
 -- Index:   the primary key.
 SET XACT_ABORT OFF;
@@ -97,10 +100,10 @@ SELECT payload
  ORDER BY page
 
 -- name: weigh
--- Reads the lowest messages of a range and their sizes, before `receive` deletes them. The client ends
--- the range where the messages have enough bytes for a step (see calls.py). A UTF-16 unit of headers
--- counts as one byte. A message that is too large is among the rows too, because `receive` locks it.
--- Above some 5,000 locks the server would lock the table.
+-- Reads the lowest messages of a range and their sizes, before `receive` deletes them. The client ends the
+-- range where the messages have enough bytes for a step (see calls.py). A UTF-16 unit of headers counts as
+-- one byte. Messages that are too large are among the rows too. `receive` does not delete them, but it
+-- locks them. The client must count these locks, because above some 5,000 the server would lock the table.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion, a seek.
 -- Returns: seq bigint, bytes bigint, is_large bit; by seq
@@ -115,11 +118,11 @@ OPTION (MAXDOP 1)
 
 -- name: receive
 -- Deletes the lowest messages of a range that no other session holds, up to a number of messages. It
--- deletes none that is too large. The statement is in the form that the transport and other queues use: a
--- delete through a TOP with an ORDER BY. A window function that sums up sizes would send every body
--- through tempdb, so `weigh` has read the sizes before. After `weigh`, other sessions may commit messages
--- in the range or release their locks. Such messages have not been weighed. They can add at most
--- @messages times @largest bytes.
+-- deletes none that is too large. The statement has the form that the transport uses too: a delete through
+-- a TOP with an ORDER BY. It does not sum up sizes, because a window function would send every body
+-- through tempdb. So `weigh` has read the sizes before. After `weigh`, other sessions may commit messages
+-- in the range or release their locks. Such messages have not been weighed. They can add at most @messages
+-- times @largest bytes.
 -- Locks:   an update lock for each row it reads, until commit. Never waits for a row.
 -- Index:   Index_RowVersion, clustered or not. Without FORCESEEK, because of stale statistics, the server
 --          may choose a scan that locks the whole range.
@@ -205,11 +208,11 @@ SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS diver
   FROM @gone
 
 -- name: begin_receipt
--- Writes an empty page of a receipt, before anything is received. The page's key works as a lock: a
--- second attempt of the same task waits here for the first. If the first attempt commits, the second one
--- fails (2627), starts again and finds the receipt. If the first one fails, the second one goes on.
--- Without this page both would skip each other's messages, and the faster one could leave an empty
--- receipt.
+-- Writes an empty page of a receipt, before anything is received. The page's key works as a lock: a second
+-- attempt of the same task waits here for the first. If the first attempt commits, the second one fails
+-- (2627), starts again and finds the receipt. If the first one fails, the second one goes on. Without this
+-- page, each attempt would skip the messages that the other has locked, and the faster one could leave an
+-- empty receipt.
 -- Locks:   the row it writes, until commit; waits for another attempt.
 INSERT INTO {state}.receipt_page (stream, batch, task, page, payload)
 VALUES (@stream, @batch, @task, -1, 0x)

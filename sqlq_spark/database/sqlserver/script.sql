@@ -80,7 +80,7 @@ IF DATABASE_PRINCIPAL_ID(N'{role_name}') IS NULL
     CREATE ROLE {role}
 
 -- name: script_reader
--- Rights of a reader: ALTER ROLE {role} ADD MEMBER the login of its Spark job.
+-- Rights of a reader. To give them to the login of its Spark job: ALTER ROLE {role} ADD MEMBER [login].
 GRANT SELECT ON {state}.version TO {role};
 GRANT SELECT, INSERT, UPDATE ON {state}.stream TO {role};
 GRANT SELECT, INSERT, UPDATE ON {state}.query_reader TO {role};
@@ -89,15 +89,15 @@ GRANT SELECT, INSERT, DELETE ON {state}.receipt_page TO {role};
 GRANT INSERT ON {state}.trail TO {role}
 
 -- name: script_sender
--- Rights of a sender: ALTER ROLE {role} ADD MEMBER the login of its Spark job.
+-- Rights of a sender. To give them to the login of its Spark job: ALTER ROLE {role} ADD MEMBER [login].
 GRANT SELECT ON {state}.version TO {role};
 GRANT SELECT, INSERT, DELETE ON {state}.staging TO {role};
 GRANT SELECT, INSERT, DELETE ON {state}.staging_page TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.dispatch_log TO {role}
 
 -- name: script_operator
--- Rights of an operator, who also reads the audit trail: ALTER ROLE {role} ADD MEMBER whoever runs
--- `sqlqueue`. No role may change or delete an entry of it.
+-- Rights of an operator, who also reads the audit trail. To give them to a login that runs
+-- `sqlqueue`: ALTER ROLE {role} ADD MEMBER [login]. No role may change or delete an entry of the trail.
 GRANT SELECT ON {state}.trail TO {role}
 
 -- name: script_receive
@@ -112,8 +112,8 @@ GRANT INSERT, SELECT (RowVersion) ON {queue} TO {role}
 GRANT INSERT ON {queue} TO {role}
 
 -- name: script_produce
--- Rights of a producer, an endpoint or ServiceControl, which is in no team:
--- ALTER ROLE {role} ADD MEMBER its login.
+-- Rights of a producer, an endpoint or ServiceControl, which is in no team. To give them to its
+-- login: ALTER ROLE {role} ADD MEMBER [login].
 GRANT INSERT ON {queue} TO {role}
 
 -- name: script_move

@@ -37,10 +37,10 @@ SELECT DISTINCT request_mode AS mode
 EXEC (N'KILL ' + @session)
 
 -- name: selftest_remains
--- Writes the statements that drop what the selftest has created. It recognises that by the names. Users
--- are dropped before their roles, and tables before their schemas. Each name is quoted, because anybody
--- who may create a schema chooses its name. Names of databases and logins have the server's collation.
--- Other names have the database's.
+-- Writes the statements that drop what the selftest has created. It recognises these objects by their
+-- names. Users are dropped before their roles, and tables before their schemas. Each name is quoted,
+-- because anybody who may create a schema chooses its name. Names of databases and logins have the
+-- server's collation. Other names have the database's collation.
 -- Returns: text
 SELECT m.text
   FROM (SELECT s.name COLLATE DATABASE_DEFAULT AS name,

@@ -62,7 +62,8 @@ OUTPUT inserted.sink_batch
 
 -- name: settle
 -- Marks the receipts of a micro-batch as settled, because this transaction sends their messages on. A
--- receipt that was returned or dropped is not there any more. closed_high_water shows that.
+-- receipt that an operator has returned or dropped is not there any more, so it is not marked. The
+-- operator's command has closed the batch of that receipt. The statement closed_high_water shows this.
 -- Locks:   the stream's row, shared, as its tasks do, and before the receipts, as acknowledging does;
 --          the receipts until commit.
 -- Index:   receipt_query, a seek; a scan would wait for receipts that tasks write now.
@@ -126,8 +127,8 @@ DELETE FROM {state}.staging_page WHERE sink = @sink AND sink_batch <= @sink_batc
 -- name: discard_abandoned
 -- Deletes the chunks that writes without a name left when their job was killed. A locked row is not
 -- abandoned, and is skipped. Pages are deleted by the keys of the rows that this session has deleted. So
--- no session waits for a page, and no row stays without its pages. There is no UPDLOCK, so that the
--- delete releases its locks on rows that are not old.
+-- no session waits for a page, and no row stays without its pages. The statement does not use UPDLOCK,
+-- because UPDLOCK would keep the locks on rows that are not old until the commit.
 -- Locks:   the rows it deletes and their pages, until commit. Never waits for a row.
 -- Index:   the primary key of the pages.
 DECLARE @before datetime2(3) = DATEADD(second, -@seconds, SYSUTCDATETIME());

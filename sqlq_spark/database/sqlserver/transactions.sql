@@ -13,10 +13,10 @@
 
 -- name: begin
 -- Begins a transaction. With XACT_ABORT any error undoes the whole transaction. With NOCOUNT the server
--- sends no row counts between results. The lock timeout is the connection's. The DBA sees {application}
--- in sys.dm_exec_sessions.context_info. Values are written into the text, because settings of a batch
--- with parameters end with that batch. The database driver limits the time of a statement. The server has
--- no limit for a transaction that does nothing.
+-- sends no row counts between results. The lock timeout is the connection's. The DBA sees {application} in
+-- sys.dm_exec_sessions.context_info. Values are written into the text, because settings of a batch with
+-- parameters end with that batch. The database driver limits the time of a statement. The server has no
+-- limit for a transaction that does nothing, so the watchdog in drivers.py ends such a transaction.
 SET NOCOUNT ON;
 SET XACT_ABORT ON;
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;

@@ -1,8 +1,9 @@
 -- part: trusted
--- The ids of the principals whose tables this session uses; other statements contain this part. @owners
--- has the names of trusted principals. @named has the tables and schemas that the user names: the user
--- has decided to use them, so their owners are trusted too. A sysadmin trusts only dbo and @owners. An id
--- may be null. It is 0 for a login that has its access by a group. Both are left out.
+-- The ids of the principals that this session trusts: it may use their tables. Other statements contain
+-- this part. @owners has the names of trusted principals. @named has the tables and schemas that the user
+-- named. The owners of these tables and schemas are trusted too, because the user decided to use them. A
+-- sysadmin trusts only dbo and @owners. For a name that is no principal the server returns null. For a
+-- login that has its access by a group it returns 0. Nulls and 0 are left out.
 SELECT t.id
   FROM (SELECT ISNULL(DATABASE_PRINCIPAL_ID(N'dbo'), 1) AS id
         UNION ALL
@@ -23,11 +24,12 @@ SELECT t.id
  WHERE ISNULL(t.id, 0) > 0
 
 -- name: table_owners
--- Reads about some tables who owns them, why they must not be used, and whether they are queues. It runs
--- before a table is used and again before the commit, because a sender has no right by which it could
--- lock a table against changes. This session cannot see who else may alter a table; the table's owner
--- decides that. A right that cannot be looked up, because the name has more than 128 characters, counts
--- as granted. The INSERT then fails if it is missing.
+-- For each of some tables, reads who owns it, why it must not be used, and whether it is a queue. The
+-- statement runs before a table is used and again before the commit, because a sender has no right by
+-- which it could lock a table against changes. This session cannot see who else may alter a table. The
+-- table's owner decides who may. HAS_PERMS_BY_NAME cannot look up a right on a table whose name has more
+-- than 128 characters. Such a right counts as granted. If the login does not have it, the INSERT fails
+-- later.
 -- Returns: for each table that is there, the fields of `TableFacts` in trust.py
 SELECT t.place, CAST(t.id AS bigint) AS [identity], t.catalog, CAST(t.here AS bit) AS here,
        ISNULL(CASE WHEN t.here = 1 THEN OBJECT_SCHEMA_NAME(t.id) END, PARSENAME(t.name, 2)) AS [schema],

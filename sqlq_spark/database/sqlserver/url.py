@@ -115,8 +115,8 @@ class Target:
         """
         Return the target with a password or token that the option `credentials` gave.
 
-        If the url has a user, `credential` is the password of this user. If not, it is a token,
-        which names its user. If it is None, nothing is changed.
+        If the url has a user, `credential` is the password of this user. If the url has no user,
+        `credential` is a token, which names its user. If `credential` is None, nothing is changed.
         """
         if credential is None:
             return self
