@@ -382,12 +382,11 @@ class Connection(database.Connection):
         self, statement: str, text: str, tables: Tables, values: Mapping[str, Value] | None
     ) -> Iterator[Any]:
         """
-        Execute a text. The block reads from the cursor.
+        Execute a text. The `with` block reads the rows from the cursor.
 
-        With `values` the text is sent by sp_executesql. Both drivers prepare a text that has
-        values. If the same cursor then executes another text, the driver releases the prepared text
-        in the same request. With a new cursor for each statement, the release would need a request
-        of its own.
+        With `values` the text is sent by sp_executesql, and both drivers prepare it. All statements
+        use the same cursor, because it releases the last prepared text in the request of the next
+        statement. With a new cursor for each statement, the release would need another request.
         """
         sql = f"/* sqlqueue:{statement} */ {text}"
         bound: tuple[Value, ...] = ()
