@@ -125,8 +125,8 @@ class Writing:
                 seed=None if is_exactly_once else hashlib.sha256(name.encode()).digest()[:16],
                 # decides which messages have expired since they were received, with asReceived only
                 clock=partial(ask, read_clock),
-                # The address names our database. Without it, an endpoint on SQL Server that has
-                # another default database would send its answer into that one.
+                # The address names our database. Without the database's name, an endpoint on SQL
+                # Server would send its answer into its own default database.
                 own_address=lambda address: ask(lambda opened: opened.canonical(address)),
                 sent_by=self.sent_by,
                 padded=self.padded,
