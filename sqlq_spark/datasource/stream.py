@@ -113,7 +113,7 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         start: dict[str, Any],  # noqa: ARG002
         end: dict[str, Any],
     ) -> Sequence[TaskPartition]:
-        """Make the tasks of a batch from its offset: a replay of the batch has nothing else."""
+        """Make the tasks of a batch from its offset alone: a replay has nothing else."""
         self._last_end = Offset.parse(end)
         tasks = self.driver.tasks(self._last_end)
         return [TaskPartition(group) for group in group_by_partition(self._last_end, tasks)]

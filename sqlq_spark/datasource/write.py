@@ -222,7 +222,7 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
         return self.send(iterator, f"query:{spark_batch.query_id}", spark_batch.number)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
-        """Delete what was staged. What this process does not know of, the next batch deletes."""
+        """Delete what this process knows to be staged. The next batch deletes the rest."""
         aborted = {(staged.sink, staged.sink_batch) for staged in staged_in(messages)}
         for sink, sink_batch in aborted:
             self.discard(sink, sink_batch, final=False)
