@@ -403,7 +403,7 @@ class StreamDriver:
         self._report_closed(memory.closed)
 
     def _move_due(self, connection: Connection, now: float) -> None:
-        """Move due messages, in transactions of their own. A queue that gets any is awake again."""
+        """Move due messages, in transactions of their own. A queue that gets any rests no more."""
         for name, poller in self.due_pollers.items():
             if poller.poll(connection, now):
                 awake = {name: peek.wake(self.memory.looks[name])}

@@ -276,7 +276,7 @@ def learn(state: PeekState, taken: int) -> PeekState:
 
 
 def forget_batch(state: PeekState) -> PeekState:
-    """Expect no outcome: the next batch was not planned by the last look."""
+    """Learn nothing from the next batch, because the last look did not plan it."""
     return replace(state, last_batch=None)
 
 
