@@ -10,8 +10,9 @@ With sendsAtomicWithReceive the driver's transaction also settles the receipts o
 The messages of settled receipts can no longer be returned to their queue.
 
 The dispatch log holds the last batch that each sink has sent. If an application has named the sink,
-the log also holds where that batch went, so that two writes do not share a name. A task that stages
-for a sink locks the sink's row shared. A driver that dispatches or discards locks it exclusively.
+the log also holds where that batch went. So a second write that uses the same name by mistake
+raises an error. A task that stages for a sink locks the sink's row shared. A driver that dispatches
+or discards locks it exclusively.
 """
 
 from __future__ import annotations
