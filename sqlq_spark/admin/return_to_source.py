@@ -446,8 +446,8 @@ def to_source(
     Make the rows to insert where the messages failed. A null body becomes empty.
 
     The messages were deleted from the error queue by seq and id. Since the plan, another message
-    may have got the same seq and id, and may have failed elsewhere. So its header FailedQ must be
-    that of the plan.
+    may have got the same seq and id, and may have failed elsewhere. So MessageChanged is raised
+    unless the message has the FailedQ of the plan.
     """
     planned = {(failed.seq, failed.id): failed for failed in chosen}
     texts = []
