@@ -57,7 +57,7 @@ class BadSettings(BadInput):
     reason: str
 
     def describe(self, spelled: Mapping[str, str]) -> str:  # noqa: ARG002 - it names no option
-        """Return the text. This package made its line breaks. Each line is cleaned."""
+        """Return the text. Its line breaks are this package's own, so they stay."""
         return "\n".join(map(clean, str(self.reason).splitlines()))
 
 
