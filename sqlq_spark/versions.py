@@ -37,8 +37,8 @@ def check_versions(*packages: str) -> None:
     """
     versions = {"Python": ".".join(map(str, sys.version_info[:3]))}
     for package in packages:
-        # Do not import a package for this. To import pyarrow takes 0.2 s, and not every process of
-        # Spark needs it.
+        # Do not import a package to read its version. To import pyarrow takes 0.2 s, and not every
+        # process of Spark needs it.
         loaded = sys.modules.get(package)
         try:
             versions[package] = str(loaded.__version__) if loaded else metadata.version(package)

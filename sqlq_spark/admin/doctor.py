@@ -238,8 +238,8 @@ def of_states(
     Check state schemas and their streams. Only logins that receive may see the streams.
 
     Returns:
-        The findings. And by the name of each queue that a stream reads, the state schema of such a
-        stream.
+        The findings, and a dict: the name of each queue that streams read → the state schema of one
+        of these streams.
     """
     found: list[Finding] = []
     names: dict[str, str] = {}
@@ -344,8 +344,9 @@ def of_streams(connection: Connection) -> list[Finding]:
     """
     Find streams that hold receipts and were not seen for UNSEEN seconds.
 
-    A query that runs once a week looks the same as one whose checkpoint is lost. Its sink may have
-    the messages already. Only the query itself can find that out.
+    A stream whose query runs once a week looks the same as one whose checkpoint is lost. The
+    query's sink may already have the messages of the receipts. Only the query itself can find out
+    whether it has them.
     """
     found = []
     for stream in state_tables.unseen_streams(connection, UNSEEN):

@@ -77,7 +77,7 @@ def plain(value: object) -> str:
 
 def escape_unencodable() -> None:
     r"""
-    Make sure that no character ends the process, which may have committed something.
+    Make sure that no character raises an error, which could end a process after a commit.
 
     Windows writes into a file in an encoding that lacks most characters. A character that the
     encoding lacks is printed as an escape, for example `\u0142`. In input, bytes that cannot be

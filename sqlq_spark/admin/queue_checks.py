@@ -347,9 +347,9 @@ def of_head(
     Read the beginning of the headers of a queue's lowest messages, between two seqs.
 
     Returns:
-        The kind of the queue. It is `error queue` or `audit queue` by the lowest message or, if
-        that does not show it, by the queue's name. Otherwise it is `queue`. And a finding, if some
-        headers cannot be read.
+        The kind of the queue, and a finding if some headers cannot be read. The kind is `error
+        queue` or `audit queue` if the lowest message shows that. If that message does not show it,
+        the queue's name may show it. Otherwise the kind is `queue`.
     """
     from sqlq_spark.wire.header_columns import parse_headers  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.rows import with_readable_texts  # noqa: PLC0415 - see cli

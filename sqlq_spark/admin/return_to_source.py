@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 # How many bytes of headers and bodies one transaction returns. It returns at least one message.
 BATCH_BYTES = 16 << 20
-# A plan keeps at most this many of each. Senders choose the texts.
+# Limits of what a plan keeps in memory, because senders choose the texts.
 MOST_SOURCES = 1000  # spellings of queues in which messages failed
 MOST_GROUPS = 1000  # pairs of a queue in which messages failed and an exception
 MOST_REASONS = 100  # reasons why messages stay
@@ -413,8 +413,8 @@ def return_batch(
     Move messages from the error queue to where they failed, in one transaction.
 
     Returns:
-        How many messages were moved. The others are locked or gone. Or the error, if the
-        destination refuses the messages.
+        How many messages were moved, or the error if the destination refuses the messages. Messages
+        that were not moved are locked or gone.
 
     Raises:
         MessageChanged, DatabaseFailure: no message was moved.
@@ -446,8 +446,8 @@ def to_source(
     Make the rows to insert where the messages failed. A null body becomes empty.
 
     The messages were deleted from the error queue by seq and id. Since the plan, another message
-    may have got the same seq and id, and may have failed elsewhere. So its header FailedQ must be
-    that of the plan.
+    may have got the same seq and id, and may have failed elsewhere. So MessageChanged is raised
+    unless the message has the FailedQ of the plan.
     """
     planned = {(failed.seq, failed.id): failed for failed in chosen}
     texts = []

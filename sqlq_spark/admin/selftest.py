@@ -54,8 +54,8 @@ LONGEST = 3600  # seconds
 PAUSE = 0.5  # seconds
 # Work that is not done after this time has waited for a lock.
 WAIT = 60.0  # seconds
-# How many messages fill a queue whose statements' plans are looked at. Half of them are delayed.
-# In a smaller table a scan would be cheaper than an index.
+# How many messages a check sends before it looks at the plans of statements. Half of them are
+# delayed. In a smaller table a scan would be cheaper than an index.
 FILLED = 40_000
 # How many messages the check of locks sends. Each body fills two pages.
 LARGE_ROWS = 20_000
@@ -229,7 +229,8 @@ def drop_remains(connection: Connection, lowest: str, highest: str) -> None:
     """
     Drop everything that runs have made and whose name is between `lowest` and `highest`.
 
-    It is tried again, because a login cannot be dropped before its last session has ended.
+    A failed drop is tried again, because a login cannot be dropped before its last session has
+    ended.
     """
     for attempt in stamina.retry_context(on=Exception, attempts=5, wait_initial=PAUSE):
         with attempt:

@@ -464,7 +464,7 @@ def check_logins(
     """
     Refuse a receipt if the login that wrote it may not receive from the receipt's queue.
 
-    Options may allow it all the same.
+    A receipt of a queue that the option allowedDestinations lists is not refused.
     """
     foreign = {
         parse_queue("queue", receipt.queue, options.naming): receipt

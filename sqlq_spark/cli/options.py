@@ -1,8 +1,9 @@
 """
-What commands share: options, exit codes, how they connect, ask, print answers and report errors.
+What commands share: options, exit codes, connecting, questions, answers and errors.
 
-A command of the class `Command` has shared options. Their values are in `context.obj`, which is a
-`Shared`. The context also asks questions and prints answers, as text or as JSON.
+A command of the class `Command` has shared options. It gets a `Context`. `context.obj` is a
+`Shared`, which has the values of these options. The methods of the context connect, ask questions,
+and print answers as text or as JSON.
 """
 
 from __future__ import annotations

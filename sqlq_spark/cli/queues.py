@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 
 app = Typer()
 
-# A look counts rows. So a pause of --watch is at least this many times as long as the last look.
+# Each look of --watch counts the rows of the queues, which loads the server. So the pause after a
+# look is at least this many times as long as the look took.
 PAUSE_FACTOR = 4.0
 # --watch continues after these errors.
 TEMPORARY_ERRORS = (

@@ -5,8 +5,8 @@ A line is an object with `body` and optionally the other columns that a DataFram
 If the body is a JSON string, its text is sent. The JSON text of any other value is sent as the line
 has it, byte for byte.
 
-A line with `seq` is a row that `sqlqueue browse --json` printed. It keeps its row id, so that a
-message without the header MessageId keeps its identity too. If its body is null, the sent body is
+A line with `seq` is a row that `sqlqueue browse --json` printed. It keeps its row id, because this
+is also the message id if the header MessageId is missing. If its body is null, the sent body is
 empty.
 """
 
@@ -141,7 +141,7 @@ def insert(
     try:
         inserted = send_in_transaction(connection, options, partial(work, rows=chunks))
     except StatementRefused:
-        # The first transaction is undone. Its cause may be a row id that is in the queue already.
+        # The first transaction was undone. A row id may be in the queue already, so try new ids.
         renamed = sum(len(chunk["id"]) - chunk["id"].null_count for chunk in chunks)
         if not renamed:
             raise
@@ -275,7 +275,8 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"it has {name}, which is no JSON")
 
 
-# Only the text of a number is used. Python limits the digits of an int, but not of a float.
+# Only the text of a number is used, not its value. Integers are read as floats too, because Python
+# refuses an int of too many digits.
 DECODER = json.JSONDecoder(
     object_pairs_hook=tuple,
     parse_int=float,

@@ -146,9 +146,9 @@ def refuse_table(options: Mapping[str, str]) -> None:
     """
     Refuse CREATE TABLE with OPTIONS or TBLPROPERTIES.
 
-    At such a statement Spark asks for the columns, and adds the table's properties to the options:
-    `provider`, `owner` and others. When the table is read or written later, Spark passes neither
-    the options nor the properties to this class (Spark 4.0 to 4.3).
+    At such a statement Spark asks for the columns, and adds the table's properties to the options
+    that it passes: `provider`, `owner` and others. When the table is read or written later, Spark
+    passes neither the options nor the properties to this class (Spark 4.0 to 4.3).
 
     Raises:
         OptionsOfTable.

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 # Spark asks an idle query for its latest offset every 10 ms. Measured: that takes 45 ms of CPU each
 # second if the answers come at once, and 25 ms if each answer comes after IDLE seconds. If Spark
-# asks later than POLLED seconds after the last answer, the query is busy with another source, and
-# is answered at once.
+# asks later than POLLED seconds after the last answer, the query is busy with another source. Then
+# the answer is given at once.
 IDLE = 0.05
 POLLED = 0.03
 
@@ -83,7 +83,8 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
 
         Spark 4.0 and 4.1 do not pass `start`. When a query starts, they ask for the tasks of the
         last batch in the offset log. They call this method only if that batch is in the commit log.
-        So `start` must be the end of the batch whose tasks Spark asked for last.
+        So the batch whose tasks Spark asked for last is in the commit log, and its end is used as
+        `start`.
         """
         if start is None:
             warn_once(
@@ -112,7 +113,7 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         start: dict[str, Any],  # noqa: ARG002
         end: dict[str, Any],
     ) -> Sequence[TaskPartition]:
-        """Make the tasks of a batch from its offset: a replay of the batch has nothing else."""
+        """Make the tasks of a batch from its offset alone: a replay has nothing else."""
         self._last_end = Offset.parse(end)
         tasks = self.driver.tasks(self._last_end)
         return [TaskPartition(group) for group in group_by_partition(self._last_end, tasks)]

@@ -125,8 +125,8 @@ class Writing:
                 seed=None if is_exactly_once else hashlib.sha256(name.encode()).digest()[:16],
                 # decides which messages have expired since they were received, with asReceived only
                 clock=partial(ask, read_clock),
-                # The address names our database. Without it, an endpoint on SQL Server that has
-                # another default database would send its answer into that one.
+                # The address names our database. Without the database's name, an endpoint on SQL
+                # Server would send its answer into its own default database.
                 own_address=lambda address: ask(lambda opened: opened.canonical(address)),
                 sent_by=self.sent_by,
                 padded=self.padded,
@@ -222,7 +222,7 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
         return self.send(iterator, f"query:{spark_batch.query_id}", spark_batch.number)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
-        """Delete what was staged. What this process does not know of, the next batch deletes."""
+        """Delete what this process knows to be staged. The next batch deletes the rest."""
         aborted = {(staged.sink, staged.sink_batch) for staged in staged_in(messages)}
         for sink, sink_batch in aborted:
             self.discard(sink, sink_batch, final=False)

@@ -14,9 +14,9 @@ such messages.
 can be united) and, depending on the function, `queue`, `topics`, `id` and `delay`. The read's own
 `queue` and `seq`, which say where a message came from, are not among them. The sink adds MessageId,
 TimeSent, ReplyToAddress and the sender: OriginatingEndpoint, OriginatingMachine and a host id. The
-functions do not, so they compute the same result at each retry. The times of failures, retries and
-acknowledgements are `current_timestamp()`. In a stream that is the time of the batch, which is the
-same in a replay.
+functions do not add these headers, so they compute the same result at each retry. The times of
+failures, retries and acknowledgements are `current_timestamp()`. In a stream that is the time of
+the batch, which is the same in a replay.
 
 The functions that make messages share these parameters:
 
@@ -412,11 +412,13 @@ def retry_later(
 
 def acknowledge_retries(*, received: str | None = None, json: bool = False) -> list[Column]:
     """
-    Report to ServiceControl, as endpoints do, that messages which it returned were processed.
+    Return the messages that report to ServiceControl that its retries were processed.
 
-    Select the messages by `is_retried`, because any other message raises an error:
-    `received.where(is_retried()).select(*acknowledge_retries())`. The address of ServiceControl
-    comes from the message, so it is untrusted. A repeated acknowledgement has no effect.
+    ServiceControl returns failed messages to their queues. An endpoint that has processed such a
+    message reports this to ServiceControl. Send the result of this function with the sink to report
+    the same: `received.where(is_retried()).select(*acknowledge_retries())`. Select by `is_retried`,
+    because any other message raises an error. The address of ServiceControl comes from the received
+    message, so it is untrusted. To send a report twice has no effect.
 
     Returns:
         `body` (empty), `headers`, `queue`.

@@ -1,9 +1,9 @@
 """
 What the functions of this package share: how headers are read, and how messages are made.
 
-Each expression uses the column of headers only once if possible. Spark computes equal parts of a
-projection once. But it computes equal parts of a condition several times, so it would parse a text
-several times there.
+Each expression uses the column of headers only once if possible. In a select, Spark computes equal
+parts of expressions once. In a condition it computes them several times, and would parse the text
+of the headers each time.
 """
 
 from __future__ import annotations

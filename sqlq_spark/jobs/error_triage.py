@@ -285,9 +285,10 @@ def failures(received: DataFrame) -> DataFrame:
         received: the messages, read with headersFormat=json.
 
     Returns:
-        Headers, body, and columns of the failure. `failedQueue` is null for a poison message.
-        Spark can read some headers that an endpoint cannot, so it would return another message.
-        `request` and `returned` are null until the message is returned.
+        Headers, body, and columns of the failure. `failedQueue` is null for a poison message, so
+        the job cannot return the message. Spark can read some headers that an endpoint cannot read,
+        but a message made of them would not be the original one. `request` and `returned` are null
+        until the message is returned.
     """
     is_readable = F.udf(lambda text: parse_headers(text) is not None, "boolean", useArrow=False)
     return received.select(

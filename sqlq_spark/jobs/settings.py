@@ -57,7 +57,7 @@ class BadSettings(BadInput):
     reason: str
 
     def describe(self, spelled: Mapping[str, str]) -> str:  # noqa: ARG002 - it names no option
-        """Return the text. This package made its line breaks. Each line is cleaned."""
+        """Return the text. Its line breaks are this package's own, so they stay."""
         return "\n".join(map(clean, str(self.reason).splitlines()))
 
 
@@ -283,8 +283,9 @@ def name_setting(one: Field[Any], *, side: str = "", holder: str = "") -> NamedS
     """
     Return the setting of a field. `side` is `source` or `target` if the job has two databases.
 
-    The variables of a database's own tools do not say which of two databases they mean. So then
-    only variables of this package are read, for example SQLQUEUE_SOURCE_URL.
+    Variables of a database's own tools, for example PGPASSWORD, do not say which of two databases
+    they mean. So a job with two databases reads only variables of this package, for example
+    SQLQUEUE_SOURCE_URL.
     """
     description = one.metadata["description"]
     environment = one.metadata["environment"]
@@ -428,8 +429,9 @@ def find_value(
     """
     name = setting.name
     flag = f"--{name.replace('_', '-')}"
-    # If this setting is a password, these are other settings of the same login. Otherwise the names
-    # are the setting's own name, which `values` does not have yet.
+    # For the setting `source_password`, these are the values of source_url, source_credentials and
+    # source_secret_key. For a setting without `password` in its name, they are empty: `replace`
+    # does not change the name, and `values` does not have this setting yet.
     url, credentials, key = (
         values.get(name.replace("password", other), "")
         for other in ("url", "credentials", "secret_key")

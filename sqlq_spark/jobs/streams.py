@@ -370,7 +370,7 @@ def bind_checkpoint(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> 
     """
     if sink.delivery != "exactlyOnce":
         return
-    # The note is a folder with one file, because Spark writes only folders.
+    # The id is noted in a folder with one file, because Spark writes only folders.
     note = f"{checkpoint.rstrip('/')}/sqlqueue_target"
     known, _, was = checkpoints.read_text(spark, note).partition("\n")
     with StateSession(sink, "job") as session:

@@ -156,8 +156,8 @@ def _fits(pattern: str, name: str) -> bool:
 class DatabaseOptions:
     """The options of the database: where it is, how long to wait, and whose tables are used."""
 
-    # For errors about an option of the other side: the name of this side, and where such an option
-    # belongs.
+    # Texts for the error if an option of the other side is set: the name of this side, and the
+    # place where that option must be set.
     side: ClassVar[tuple[str, str]] = ("command", "a read or a write")
 
     url: str = option("url", words, EXAMPLES, default=MISSING, secret=True)  # contains the login

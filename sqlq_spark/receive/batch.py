@@ -253,8 +253,9 @@ def tasks_of(end: Offset, options: SourceOptions) -> list[Task]:
 
     When Spark runs a batch again, only its offset is known, and the options may have changed since.
     Nothing is received from a queue that the options no longer name. If a task of such a queue has
-    left a receipt, the receipt is handed out. If not, the task writes an empty receipt. Then it
-    stays empty when Spark runs it again, even if the options name its queue again by then.
+    left a receipt, the receipt is handed out. If not, the task writes an empty receipt. Because of
+    that receipt, the task receives nothing when Spark runs it again, even if the options name its
+    queue again by then.
 
     Raises BadAddress.
     """
@@ -306,8 +307,9 @@ def deal_to_partitions(plan: Sequence[QueuePlan], most: int) -> BatchPlan:
     Deal the tasks of a plan to at most `most` partitions of Spark. Each partition gets a task.
 
     A partition runs its tasks one after the other. The heaviest tasks are dealt first, each to the
-    partition that has the least weight so far. The plan keeps the result, because a sink may number
-    messages by partition, and a batch may run again with other options or another number of cores.
+    partition that has the least weight so far. The result is stored in the plan. So a batch that
+    runs again has the same partitions, even with other options or another number of cores. A sink
+    may depend on that, because it may number messages by partition.
     """
     weights = [
         TRANSACTION + min(CEILING, queue_plan.share * queue_plan.bytes)

@@ -55,9 +55,9 @@ class Selection:
     """
     A half-open range of seqs, and the canonical addresses of queues. If `queues` is None, all.
 
-    Spark may offer the filters of the query. Ranges of `seq` are applied here, and comparisons of
-    `queue` with one address or a list, so that the database reads fewer rows. Spark applies all
-    other filters.
+    Spark may pass the filters of the query to this package. Filters that become part of the
+    selection are ranges of `seq`, and comparisons of `queue` with one address or a list. With them
+    the database reads fewer rows. Spark applies all other filters.
     """
 
     first: int = LOWEST_SEQ
@@ -84,7 +84,7 @@ class Selection:
         if column == ("seq",) and kind in RANGES and type(value) is int:
             return self.within(*RANGES[kind](value)), True
         if column == ("seq",) and kind == "In":
-            # Spark removes the seqs between them that the list does not name
+            # the range is from the lowest to the highest; Spark removes the other seqs in it
             seqs = [seq for seq in value if type(seq) is int]
             return self.within(min(seqs), max(seqs) + 1) if seqs else self, False
         if column == ("queue",) and kind in {*EQUAL, "In"}:

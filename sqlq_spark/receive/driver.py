@@ -79,8 +79,8 @@ class Memory:
     What a driver process remembers of its stream between two calls of Spark.
 
     A call computes the next memory and stores it after the commit. So a transaction that fails
-    changes nothing in memory. If a commit is done but its answer is lost, the ramp and the looks do
-    not learn from that batch. No batch is counted twice.
+    changes nothing in memory. If a commit succeeds but its answer is lost, the next memory is not
+    stored. Then the ramp and the looks do not learn from that batch, but no batch is counted twice.
     """
 
     claim: Claim
@@ -106,8 +106,9 @@ class Memory:
         """Remember that the batch of `end` is closed, and learn from what it has received."""
         claim = replace(self.claim, stream=end.stream)
         memory = replace(self, end=end, closed=closed, claim=claim)
-        # A batch that was passed over has received nothing, because it was not above the high-water
-        # mark. Its messages are still in the queue, and no one else holds them.
+        # If a batch was passed over, Spark's batch was not above the high-water mark. The batch
+        # received nothing for that reason, and not because others hold its messages. So nothing is
+        # learned from it.
         if not closed.tasks or closed.is_passed_over:
             return memory
         looks = dict(self.looks)
@@ -353,10 +354,10 @@ class StreamDriver:
         This may run again: a batch that is closed stays closed, and a planned batch keeps its plan.
         If moving due messages fails, or planning fails, another transaction closes the batch.
 
-        After a batch of which no task ran, no batch is planned before the queues have rested.
-        Without that pause the same batch would come again and again. If another process planned
-        the batch, the next one is planned without a pause, because Spark 4.0 and 4.1 ask only once
-        in each run of AvailableNow.
+        If no task of a batch ran, the next batch is planned only after the queues have rested.
+        Without that pause, a batch of the same messages would be planned again and again. If
+        another process planned the batch, there is no pause, because Spark 4.0 and 4.1 ask for a
+        batch only once in each run of AvailableNow.
         """
         self._prepare(connection)
         if self._is_over:
@@ -402,7 +403,7 @@ class StreamDriver:
         self._report_closed(memory.closed)
 
     def _move_due(self, connection: Connection, now: float) -> None:
-        """Move due messages, in transactions of their own. A queue that gets any is awake again."""
+        """Move due messages, in transactions of their own. A queue that gets any rests no more."""
         for name, poller in self.due_pollers.items():
             if poller.poll(connection, now):
                 awake = {name: peek.wake(self.memory.looks[name])}
@@ -430,7 +431,7 @@ class StreamDriver:
 
     def _report_unread(self, closed: Closed, now: float) -> None:
         """
-        Warn of a batch of which no task ran. A run of AvailableNow ends, or it would never end.
+        Warn of a batch of which no task ran. End a run of AvailableNow, which would never end.
 
         Raises:
             ReceiptsMissing: in a run of AvailableNow, unless failOnMissingReceipts is set.
@@ -606,8 +607,9 @@ def find_above(
     Find the messages with a seq higher than the last one that the queue's sequence has given.
 
     `last` is the highest seq of the queue, which the caller has read before. If it is None, the
-    queue is empty, and None is returned. A message sent since then has a seq that the sequence
-    gave. The checks of a starting stream have warned of messages whose seq is higher.
+    queue is empty, and None is returned. Messages that were sent after that read are not looked
+    for, because the sequence gave their seqs. The checks of a starting stream have warned of
+    messages with a higher seq.
     """
     if last is None:
         return None

@@ -1,9 +1,9 @@
 """
 Due messages: move them from the table where they wait into their queue.
 
-An endpoint moves them beside its receiver. In a stream, the driver moves them before it looks at a
-queue. `sqlqueue move-due` and the job `maintenance` move them without a stream. If a due message is
-for another queue, the task that receives it forwards it: see forward.py.
+An endpoint moves its due messages while it receives. In a stream, the driver moves them before it
+looks at a queue. `sqlqueue move-due` and the job `maintenance` move them without a stream. If a due
+message is for another queue, the task that receives it forwards it: see forward.py.
 """
 
 from __future__ import annotations

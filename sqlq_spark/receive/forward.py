@@ -1,13 +1,15 @@
 """
-Forwarding: a delayed message that was moved into this queue may be for another one.
+Forwarding: a delayed message that was moved into this queue may belong to another queue.
 
-The header ForwardDestination says where it belongs. The task that receives the message sends it on,
-in the same transaction, without the header and without expiry. If it belongs here, only the header
-is removed. A message that cannot be sent on is diverted to the error queue, from where it can be
-returned. Without an error queue it is delivered here as it is.
+The header ForwardDestination names the queue to which the message belongs. The task that receives
+the message sends it on to that queue, in the same transaction, without the header and without
+expiry. If the message belongs to this queue, only the header is removed. A message that cannot be
+sent on is diverted to the error queue, and can be returned from there. Without an error queue,
+Spark gets the message with its header.
 
 Headers longer than maxHeaderBytes are not parsed. Some readers, such as error_triage, have no such
-limit. They deliver messages with headers of more than 1 MiB and do not look for the header.
+limit. They deliver messages with headers of more than 1 MiB, and do not look for ForwardDestination
+in these headers.
 
 The addresses in the headers are untrusted. They are parsed, looked up all at once, and receive
 messages only if database/destinations.py allows it. If any other statement for a destination fails,
@@ -62,7 +64,7 @@ def forward_delayed(
     `run_without_failed`.
 
     Returns:
-        What is delivered here, how many messages were forwarded, and how many could not be
+        The messages that Spark gets, how many messages were forwarded, and how many could not be
         forwarded and were diverted.
 
     Raises:
@@ -88,7 +90,7 @@ def forward_delayed(
 
 
 class Forwarding:
-    """The messages of a task that may belong elsewhere. A `row` is a number: a place among them."""
+    """The messages of a task that may belong to other queues. A `row` is the index of one."""
 
     def __init__(
         self, connection: Connection, task: Task, marked: pa.Table, failed: Reasons
@@ -96,7 +98,7 @@ class Forwarding:
         self.connection = connection
         self.task = task
         self.bodies = marked["body"]
-        # the headers of each row if it is delivered here
+        # the header text of each row. For a row that stays here, ForwardDestination is removed
         self.texts: list[str | None] = marked["headers"].to_pylist()
         # the headers of the rows that belong elsewhere, without ForwardDestination
         self.headers: dict[int, dict[str, str | None]] = {}
@@ -168,7 +170,7 @@ class Forwarding:
         """
         Put the rows of some destinations into the error queue, all at once.
 
-        Returns the rows that were moved. If there is no error queue, none are, and all stay here.
+        Returns the rows that were moved. If there is no error queue, no row is moved.
         """
         rows = self.rows_for(reasons)
         error_queue = self.task.options.error_address

@@ -152,9 +152,9 @@ def share_fairly(wants: Sequence[int], limit: int, *, turn: int) -> list[int]:
     """
     Share a number, the `limit`, by water filling.
 
-    Each place gets what it wants, or if that is too much, as large a share as any other place. The
-    division may leave a remainder. Its pieces of 1 are given one by one, beginning at the place
-    that `turn` names, counted around.
+    A place that wants less than an equal share gets what it wants. The other places get equal
+    shares of the rest. If the division leaves a remainder, some of these places get 1 more. `turn`
+    says at which place this begins. After the last place it continues at the first one.
 
     Returns:
         The share of each place, which is not more than it wants. The sum of the shares is the

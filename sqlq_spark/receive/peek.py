@@ -3,7 +3,7 @@ Where the driver looks for messages: a frozen state, and pure functions that ret
 
 Nothing here asks the database.
 
-A look starts at the seq where the queue started last time. Before that seq there may be deleted
+A look starts at the lowest seq that an earlier look has found. Before that seq there may be deleted
 rows that an old snapshot keeps, and walking over them takes time. From time to time, and when
 nothing is found, a look starts at the very beginning, because a lower seq may be committed late. If
 a batch received nothing, others hold its messages. Then looks start at the seq after these
@@ -13,8 +13,8 @@ a while.
 A run of AvailableNow looks up to the highest seq that the sequence had given when the run started,
 because later messages have a higher seq. But a row may have a seq that the sequence did not give:
 the row was copied, or its writer chose the seq. The run receives such rows after all others, and
-only as many as there were at its start. Without this limit, one such row at the very end would let
-the run receive for ever.
+only as many as there were at its start. If the run looked up to the seq of such a row, it could
+receive for ever, because new messages have lower seqs.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from sqlq_spark.receive.pace import Quota
 
 LAST_LOOKED_AT = HIGHEST_SEQ - 1  # a bigint of the database must hold the seq after it too
-# A question from the very beginning walks over the dead rows that an old snapshot keeps. The next
-# one comes FROM_THE_START seconds later. If the last one took t seconds, and FROM_THE_START_FACTOR
-# times t is longer, the next one comes after that time.
+# The pause, in seconds, between two questions from the very beginning of a queue. Such a question
+# walks over the dead rows that an old snapshot keeps. If one took t seconds, the pause after it is
+# at least FROM_THE_START_FACTOR * t seconds.
 FROM_THE_START = 30.0
 FROM_THE_START_FACTOR = 50.0
 
@@ -91,7 +91,7 @@ class PeekState:
     end: int = LAST_LOOKED_AT  # the highest seq to look at
     above: AboveEnd | None = None  # what AvailableNow receives after all messages up to `end`
     left: int | None = None  # how many messages the run may still receive; None if not limited
-    anchor: int = LOWEST_SEQ  # the seq where the queue started last time
+    anchor: int = LOWEST_SEQ  # the lowest seq that an earlier look found
     # when a look may start at the very beginning again, in monotonic seconds
     from_start: float = -inf
     skip_to: int | None = None  # the seq after messages that others hold
@@ -127,8 +127,8 @@ def look(state: PeekState, now: float, options: SourceOptions) -> Look:
     """
     Look at a queue, by one question or a few.
 
-    If others hold messages, the messages after them are received first. Then a look tries the held
-    messages again.
+    If others hold messages, a look asks for the messages after them. If there are none, it asks for
+    the held messages again.
 
     Args:
         state: what is remembered of the queue.
@@ -176,7 +176,7 @@ def ask_at_start(state: PeekState, now: float, options: SourceOptions) -> Step:
 
 
 def ask_at_anchor(state: PeekState, now: float, options: SourceOptions) -> Step:
-    """Ask where the queue started last time. If nothing is there, ask at the very beginning."""
+    """Ask from the anchor on. If no message is found, ask at the very beginning."""
     found, _ = yield from ask(state, state.anchor, options)
     if found.messages:
         return replace(state, anchor=found.cuts[0]), found
@@ -222,7 +222,7 @@ def go_above(state: PeekState, above: AboveEnd) -> PeekState:
 
 def freeze(state: PeekState, last: int | None, sequence: AboveSequence | None) -> PeekState:
     """
-    End all looks at the highest seq of now, or if that is lower, at the last one the sequence gave.
+    End all looks at the queue's highest seq or at the last seq of its sequence, whichever is lower.
 
     `last` and `sequence` are None if the queue is empty.
     """
@@ -276,7 +276,7 @@ def learn(state: PeekState, taken: int) -> PeekState:
 
 
 def forget_batch(state: PeekState) -> PeekState:
-    """Expect no outcome: the next batch was not planned by the last look."""
+    """Learn nothing from the next batch, because the last look did not plan it."""
     return replace(state, last_batch=None)
 
 

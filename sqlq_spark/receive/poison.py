@@ -9,8 +9,9 @@ other failures would wait. Poison that an operator returns is diverted again. Wi
 errorQueue poison is delivered, with its text in the column corruptHeaders.
 
 A message may be larger than maxMessageBytes, or its headers larger than maxHeaderBytes. The server
-moves such a message and does not send it to the task, because the transaction is open and parsing
-its headers would take long. The message gets no new header. The log says why it was moved.
+moves such a message to the error queue, and does not send it to the task. Parsing its headers would
+take long, while the transaction is open. So the message gets no new header, and only the log says
+why it was moved.
 """
 
 from __future__ import annotations
@@ -219,8 +220,8 @@ def fail_again(text: str, row: str, failure: dict[str, str]) -> str:
     """
     Write the headers of poison that was returned to its queue and is poison again.
 
-    The new failure replaces the old one, and all other headers stay. If FailedQ is still there, the
-    stream reads an error queue, and nothing is replaced.
+    The new failure replaces the old one, and all other headers stay. A return to source removes
+    FailedQ. If it is still there, the stream reads an error queue, and nothing is replaced.
     """
     headers = parse_headers(text) or {}
     if headers.get(FAILED_Q):

@@ -7,8 +7,9 @@ Spark runs the task again, the later attempt hands out the receipt. The driver d
 when it acknowledges the batch. An operator may return or drop it instead: see admin/receipts.py.
 
 A batch is open while `batch > acked_batch` of its stream. A task of a batch that is not open is
-stale. An acknowledgement also raises the high-water mark of Spark's query. After that, no stream of
-the query receives for that batch of Spark again.
+stale. An acknowledgement also raises the high-water mark of Spark's query, which is the highest
+number of a closed batch of Spark. Then no stream of the query receives for a batch up to that
+number again.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ LONGEST_RUN = 200  # characters of the id of a query's run
 # how many messages a receipt may hold if an operator opens it, when its plan is not known
 MOST_MESSAGES = 10_000_000
 
-# A sink may read only a part of a batch. What it has not read waits for the next batch.
+# A sink may read only a part of a batch. The other messages stay in the queue for the next batch.
 MISSING = (
     "%s: batch %d had %d tasks and left %d receipts: the sink did not read the whole batch, or the "
     "database lost commits in a failover. After a failover, messages that are in the sink will be "
@@ -198,9 +199,9 @@ def enter_query(connection: Connection, task: Task, spark_batch: SparkBatch) -> 
     """
     Record that the task's stream receives from the task's queue in this run of Spark's query.
 
-    This has a transaction of its own. It replaces the entry of an earlier run, because the
-    checkpoint of that run's stream may be lost. If it is lost, the high-water mark decides what may
-    be received.
+    This has a transaction of its own. It replaces the entry of an earlier run, even if that run had
+    another stream: the checkpoint of that stream may be lost. Then the high-water mark decides what
+    may be received.
 
     Raises:
         QueueReadTwice: another stream receives from the queue in this run. Each stream would get a
@@ -397,8 +398,8 @@ def acknowledge(connection: Connection, end: Offset, claim: Claim) -> Closed:
 
     Spark has that batch in its commit log. This function locks the stream's row, so it waits for
     running tasks. Tasks that come later are stale. The first call in a process takes the stream
-    over from the process before. If fewer tasks left a receipt than were planned, this is logged or
-    raised. If no task left a receipt, the caller decides what to do.
+    over from the process before. If fewer tasks left a receipt than were planned, this function
+    logs that, or raises ReceiptsMissing. If no task left a receipt, the caller decides what to do.
 
     Raises:
         StreamNotFound, StreamOfOtherQueue, StreamTakenOver, CheckpointRolledBack,
@@ -414,8 +415,8 @@ def acknowledge(connection: Connection, end: Offset, claim: Claim) -> Closed:
         accept_or_raise(error, claim.options)
         return Closed(row.acked_batch, stored_plan=row.stored_plan)
     is_open = row.acked_batch < batch
-    # When an operator returns or drops a receipt, the batch is closed, and its other receipts stay.
-    # So only the receipts of this batch and of open batches are deleted.
+    # Delete only the receipts of this batch and of open batches. When an operator returns or drops
+    # a receipt, its batch is closed, and the other receipts of that batch must stay.
     first = min(row.acked_batch + 1, batch)
     outcomes = connection.rows("outcome", QueueOutcome, stream=stream, first=first, batch=batch)
     # The plan of a batch is committed before Spark has the batch's offset. Only the batch after the

@@ -1,22 +1,24 @@
 """
 One receive task: a database transaction that takes messages and leaves a receipt.
 
-    fence         The batch is not acknowledged, and cannot be while the task runs. If it is
-                  acknowledged, StaleTask is raised.
-    enter_query   No other stream of Spark's query receives from this queue. If one does,
-                  QueueReadTwice is raised. This step runs only at the first task of a run of the
-                  query, in its own transaction.
+Its steps, in this order:
+
+    fence         Check that the batch is not acknowledged, and keep it so while the task runs.
+                  Otherwise raise StaleTask.
+    enter_query   Check that no other stream of Spark's query receives from this queue. Otherwise
+                  raise QueueReadTwice. This step runs only at the first task of a run of the query,
+                  in its own transaction.
     find_receipt  If an earlier attempt left a receipt, hand out its messages and receive no others.
-    high water    Spark's query has not received for this batch by another plan. If it has,
-                  CheckpointIncomplete is raised: a sink may hold that batch, and would drop new
-                  messages.
+    high water    Check that Spark's query has not received for this batch by another plan.
+                  Otherwise raise CheckpointIncomplete: a sink may hold that batch, and would drop
+                  new messages.
     begin_receipt Insert the key of the receipt. Another attempt of the same task waits here for the
                   commit of the first one, fails, starts again and finds the receipt.
     use           Lock the queue's table, and check who owns it.
-    receive       Delete what no one else holds, step by step, up to the ceiling.
-    divert        Expired messages are counted and dropped. Poison, and messages that are too large
-                  to be fetched, go to the error queue. Messages that were delayed for another queue
-                  are forwarded there.
+    receive       Delete messages that no one else holds, in steps, up to the limits of the task.
+    divert        Count and drop expired messages. Move poison, and messages that are too large to
+                  be fetched, to the error queue. Forward messages that were delayed for another
+                  queue.
     save_receipt  Store the other messages, in the same transaction.
 
 The rows go to Spark only after the commit.
@@ -63,8 +65,8 @@ def receive(connection: Connection, task: Task, *, spark_batch: SparkBatch) -> p
     `spark_batch` has Spark's names for this batch.
 
     Returns:
-        Messages with the columns of QUEUE_ROW, in the order of seq. They have left the queue, and
-        that is committed.
+        Messages with the columns of QUEUE_ROW, in the order of seq. Their deletion from the queue
+        is committed.
 
     Raises:
         StaleTask: the batch was acknowledged.
@@ -89,11 +91,11 @@ def receive_as_reader(
     """
     Receive as `receive` does, in one transaction.
 
-    `failed` names the destinations whose failure ended this transaction in an earlier attempt. They
-    get nothing.
+    `failed` names the destinations whose failure ended this transaction in an earlier attempt.
+    Nothing is sent to them.
 
-    Returns None, and changes nothing, if the stream has not yet entered itself as the one that
-    receives from this queue for this run of Spark's query.
+    Returns None, and changes nothing, if `enter_query` has not yet recorded that the stream
+    receives from this queue in this run of Spark's query.
     """
     with transaction(connection):
         may_receive = task.receives
@@ -184,7 +186,8 @@ def take(connection: Connection, task: Task) -> pa.Table:
     """
     Delete the task's messages in steps of about STEP bytes, up to the end of its range or a limit.
 
-    A step looks at no more rows than are likely to fit. The database ends the step at its size.
+    A step looks at no more rows than are likely to fit. The database ends a step that has reached
+    its size in bytes.
     """
     steps: list[pa.Table] = []
     first = task.first

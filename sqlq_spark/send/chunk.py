@@ -122,7 +122,7 @@ def find_published(
 
 
 def count_unmatched(topics: pa.ChunkedArray, masks: Iterable[pa.ChunkedArray]) -> Counter[str]:
-    """Count the published rows that are in no mask. The key: the row's topics, with SEPARATOR."""
+    """Count the published rows that are in no mask, by their topics, joined by SEPARATOR."""
     unmatched = topics.is_valid()
     for mask in masks:
         unmatched = pc.and_not(unmatched, mask)

@@ -8,9 +8,9 @@ The value of a header comes from the first of these that has one:
 2. The row's own header, in the column `headers`.
 3. The default that this module takes from an option or computes.
 
-The headers SENT_BY name a sender together. If a row has the header TimeSent, another sender has
-sent the message before. Then the row gets none of the headers SENT_BY, unless the option
-originatingEndpoint is set: this option is a default for all rows.
+Together the headers in SENT_BY name the sender. If a row has the header TimeSent, another sender
+has sent the message before. Then the row gets none of the headers in SENT_BY, unless the option
+originatingEndpoint is set. That option is a default for all rows.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@ With sendsAtomicWithReceive the driver's transaction also settles the receipts o
 The messages of settled receipts can no longer be returned to their queue.
 
 The dispatch log holds the last batch that each sink has sent. If an application has named the sink,
-the log also holds where that batch went, so that two writes do not share a name. A task that stages
-for a sink locks the sink's row shared. A driver that dispatches or discards locks it exclusively.
+the log also holds where that batch went. So a second write that uses the same name by mistake
+raises an error. A task that stages for a sink locks the sink's row shared. A driver that dispatches
+or discards locks it exclusively.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ SKIPPED = ". Nothing was sent now. If this is another write, give it a txnAppId 
 # batch before the last one.
 AHEAD = 1
 
-# Each request has a sink in the dispatch log. The number of the sink's batch is the state of the
-# request, which only increases.
+# Each request of error_triage has a sink in the dispatch log. The number of the sink's batch is the
+# state of the request. It only increases.
 REQUEST_UNKNOWN = -2  # the dispatch log does not have the request
-# The job enters this state before it decides what to send. If a dispatch log does not have it, that
-# log is of another database or stateSchema, and does not show what was sent.
+# The job enters this state before it decides what to send. If a dispatch log does not have the
+# request, that log is of another database or stateSchema, and does not show what was sent.
 REQUEST_OPEN = -1
 REQUEST_SENT = 0  # entered by the transaction of the write, as its txnVersion
 REQUEST_GIVEN_UP = 1  # an operator gave the request up: a write that still runs cannot send it
@@ -384,10 +385,10 @@ BY_COLUMNS = "the columns queue and topics"
 
 def describe_destination(connection: Connection, options: SinkOptions) -> str:
     """
-    Return the text by which the dispatch log keeps where a write goes.
+    Return where a write goes, as the text that the dispatch log stores.
 
-    It does not name the queues that rows have in the column `queue`. A user may take these queues
-    from a table that changes before the batch is repeated.
+    The text does not name the queues in the column `queue` of the rows. A user may take these
+    queues from a table that changes before the batch is repeated.
     """
     if options.topics is not None:
         return TO_TOPICS + ",".join(sorted({*options.topics}))

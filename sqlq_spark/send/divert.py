@@ -127,9 +127,9 @@ def failure_headers(
     connection: Connection, destination: str | None, reason: SqlQueueError
 ) -> dict[str, str]:
     """
-    Return the headers that a failure adds. `retry` returns the message to the queue in FailedQ.
+    Return the headers that a failure adds. `sqlqueue retry` uses FailedQ to return the message.
 
-    `destination` is untrusted. If it is None, there is no header FailedQ.
+    `destination` becomes FailedQ. It is untrusted. If it is None, there is no header FailedQ.
     """
     # the url is removed, because the message with this header may leave the database
     text = str(reason).replace(connection.server, "this database")

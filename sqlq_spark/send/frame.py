@@ -171,8 +171,8 @@ class Frame:
         """
         Return the rows with a text that is not UTF-8, and what is wrong with each row.
 
-        Spark makes such texts when it casts bytes to a string. This does not check bodies, which
-        may be any bytes, nor headers that are JSON: the method `headers` does. `unused` names
+        Spark makes such texts when it casts bytes to a string. Bodies are not checked here, because
+        they may be any bytes. The method `headers` checks headers that are JSON. `unused` names
         columns that have no effect.
         """
         reasons: dict[int, str] = {}
@@ -239,9 +239,9 @@ class Frame:
         """
         Return the column `replyToAddress` as texts for the header, or nulls if there is no column.
 
-        A read also has the header ReplyToAddress in this column. If the value equals the row's own
-        header, null is returned for the row. So a message that is sent on keeps its header
-        unchanged.
+        A read fills this column from the header ReplyToAddress. If the value equals the row's own
+        header, null is returned for the row. So if a message that was read is sent on, its header
+        stays unchanged.
         """
         texts = self.text("replyToAddress")
         if texts.null_count == self.rows:

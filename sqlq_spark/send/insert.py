@@ -6,11 +6,11 @@ tables, insert, divert what was refused. The routes come from routes.py, publish
 
 The option `undeliverable` names an error queue for messages that cannot be sent where they belong.
 A message without a destination, or with one that cannot be read, is found without the database. Any
-other fault of a destination makes a statement fail, and so the transaction fails. Then the same
-transaction is run again, and isolates failures: each destination is checked first, then locked and
-loaded after a savepoint. If the failure of a destination still ends the transaction, it is run once
-more without that destination. If a batch has no message that cannot be sent, its statements are the
-same as without the option.
+other fault of a destination makes a statement fail, and so the transaction fails. Then the work of
+the transaction is done again in a way that isolates failures. Each destination is checked first. It
+is then locked and loaded after a savepoint. If the failure of a destination still ends the
+transaction, the work is done once more without that destination. If all messages of a batch can be
+sent, the statements are the same as without the option.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Inserts:
         """
         Return all routes of a chunk, and what is published. Routes of delayed messages come first.
 
-        Nothing is locked here. If rows name a queue that is also subscribed, it has one route.
+        Nothing is locked here. A queue that rows name and that is also subscribed has one route.
         """
         connection = self.connection
         options = self.options

@@ -63,8 +63,9 @@ def name_sender(endpoint: str | None) -> dict[str, str]:
     Return the headers by which ServiceControl and ServicePulse know the sender of a write.
 
     The driver makes them, so that all attempts of a task write the same headers. A host id has 32
-    hexadecimal digits, as endpoints write it (seen with NServiceBus 10.2). An endpoint hashes the
-    path of its program and the machine's name. Here the sender's name replaces the path.
+    hexadecimal digits, as endpoints write it (seen with NServiceBus 10.2). An endpoint makes its
+    host id by hashing the path of its program and the machine's name. This function hashes the
+    sender's name instead of the path.
     """
     name = endpoint or UNNAMED
     machine = socket.gethostname()
@@ -259,11 +260,13 @@ def _missing_ids(frame: Frame, ids: NewIds) -> pa.Array:
 
 def _as_received(own_headers: Own, message_ids: pa.Array, forward: pa.Array) -> pa.Array:
     """
-    Return header texts as they came, byte for byte. `OwnTexts` names an exception.
+    Return the header texts as they came, byte for byte. Two headers may be added.
 
-    If a message lacks the header MessageId, its id was the id of the row that it was received from.
-    The new row has another id. So the message gets a header MessageId from `message_ids`, unless
-    the value there is null. A delayed message gets ForwardDestination from `forward`.
+    MessageId is added to a message that lacks it. The id of such a message was the id of the row
+    from which it was received, and its new row has another id. The header gets its value from
+    `message_ids`. Where that is null, the header is not added. ForwardDestination is added to a
+    delayed message, with the value from `forward`. `OwnTexts` names another case in which a text is
+    changed.
     """
     own_headers = own_headers.without({wire.FORWARD_DESTINATION: forward})
     unnamed = pc.and_(own_headers.missing(wire.MESSAGE_ID), message_ids.is_valid())
@@ -312,7 +315,8 @@ def _deliver_at(delays: dict[str, pa.Array], sent: datetime, rows: int) -> pa.Ar
     """
     Return the header DeliverAt. It is null if a message is not delayed.
 
-    In this header a delay starts at `sent`. When the message is really due, the database computes.
+    For a message with a delay it is `sent` plus the delay. That is only close to the due time,
+    which the database computes.
     """
     if not delays:
         return pa.nulls(rows, pa.string())

@@ -144,7 +144,7 @@ class SubscriptionCache:
     def _read(
         self, connection: Connection, options: SinkOptions, topics: Sequence[str]
     ) -> dict[str, Known]:
-        """Read the subscriptions to topics. Return {} if the table is locked but all are known."""
+        """Read subscriptions to topics. Return {} if the table is locked but the cache has all."""
         key = _key(options)
         table = options.subscription_address
         now = self.clock()
@@ -292,7 +292,7 @@ def list_subscriptions(
 def _read_rows(
     connection: Connection, table: QueueAddress, topics: Sequence[str] | None
 ) -> list[Subscription]:
-    """Read the rows of some topics, or of all. One row more than MOST_ROWS shows too many."""
+    """Read the rows of some topics, or of all. MOST_ROWS + 1 rows mean: there are more."""
     return connection.rows(
         "subscribers",
         Subscription,

