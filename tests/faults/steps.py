@@ -158,7 +158,15 @@ class Stage:
     def waiting(self) -> set[int]:
         return {pid for (pid,) in self.desk.execute("SELECT pid FROM pg_locks WHERE NOT granted")}
 
-    def open(self, url: str, *, application: str, timeout: float, state: str) -> Gated:
+    def open(
+        self,
+        url: str,
+        *,
+        application: str,
+        timeout: float,
+        state: str,
+        credential: str | None = None,
+    ) -> Gated:
         """
         Replace the dialect's `connect`.
 
@@ -168,7 +176,9 @@ class Stage:
             return self.free.pop()
         self.made += 1
         name = f"stage {id(self)} {self.made}"
-        inner = self.connect(url, application=name, timeout=timeout, state=state)
+        inner = self.connect(
+            url, application=name, timeout=timeout, state=state, credential=credential
+        )
         # the driver connects twice, and its first session may not be gone yet
         text = """
             SELECT pid FROM pg_stat_activity

@@ -68,8 +68,6 @@ def test_two_queries_share_a_queue_and_failed_attempts_see_the_same_rows(
     cluster.finish(order)
 
     assert replayed(order, 0) + replayed(order, 1) >= 2
-    assert order.landed(0)
-    assert order.landed(1)
     check(queue, order.landed(0) + order.landed(1), 0, 4000)
     assert queue.state("stream") == 2
 

@@ -58,7 +58,7 @@ def test_what_a_killed_write_staged_is_deleted_after_a_week(queue: Queue) -> Non
     """The pages of its payload are deleted too. Younger chunks and those of a named write stay."""
     for sink, days in {"write:old": 8, "write:young": 6, "app:old": 8}.items():
         created = datetime.now(UTC) - timedelta(days=days)
-        key = {"sink": sink, "batch": 0, "attempt": "a", "chunk": 0}
+        key = {"sink": sink, "sink_batch": 0, "attempt": "a", "chunk": 0}
         queue.dba.insert("staging", **key, messages=1, payload=b"", created=created)
         queue.dba.insert("staging_page", **key, page=0, payload=b"")
 
