@@ -136,6 +136,10 @@ def test_the_old_release_ends_at_its_next_statement(old_state: OldState, old_rel
     more = send_until_received(old_state, running)
 
     install(old_state)
+    # an idle stream looks at its queue only; it ends with the next batch
+    for queue in (ORDERS, INCOMING):
+        put(old_state.connection, queue, range(90_000, 90_020), "last")
+    more += [f"last-{number}" for number in range(90_000, 90_020)]
     finish(running)
 
     ends = re.findall(r"(\w+) failed with error 42703: column", log.read_text())
