@@ -192,10 +192,7 @@ def script_command(
     )
     is_one = len(queues) == 1 or not (shared.instance or shared.qualifier)
     cli.require_option(is_one, "QUEUE", ", ".join(queues), "one with --instance or --qualifier")
-    require_team(domain or own, reader, sender)
-    cli.require_option(
-        not no_sender or sender is None, "--sender", sender, "no --no-sender with it"
-    )
+    require_team(domain or own, reader, sender, no_sender=no_sender)
     options = shared.database()
     text = scripts.write_script(
         *(name_queues(shared, queue) for queue in queues),
@@ -219,11 +216,16 @@ def script_command(
         screen.print_unchanged(text)
 
 
-def require_team(state: str | None, reader: str | None, sender: str | None) -> None:
-    """Refuse names of roles if the user names neither a domain nor a state schema."""
+def require_team(
+    state: str | None, reader: str | None, sender: str | None, *, no_sender: bool
+) -> None:
+    """Refuse names of roles without a domain or a state schema, and a sender with --no-sender."""
     named = "--reader" if reader else "--sender"
     team = "--domain or --state-schema with it, because all roles of one state schema are one team"
     cli.require_option(state or not (reader or sender), named, reader or sender, team)
+    cli.require_option(
+        not no_sender or sender is None, "--sender", sender, "no --no-sender with it"
+    )
 
 
 # ---------------------------------------------------------------- subscriptions

@@ -179,6 +179,14 @@ def test_a_step_names_the_sessions_that_keep_it_waiting(
     assert install(old_state.superuser).before == 3
 
 
+def test_a_login_that_does_not_own_the_tables_is_told_who_may(old_state: OldState) -> None:
+    """It has the old roles, which may not change a table. Nothing is changed."""
+    with pytest.raises(errors.RightMissing, match="a login that owns"):
+        install(old_state.url)
+
+    assert old_state.sql("SELECT version FROM sqlqueue.version") == [(3,)]
+
+
 def test_two_installers_take_a_step_once(old_state: OldState) -> None:
     """The second waits for the first, and finds the tables of this version."""
     found: list[int | None] = []

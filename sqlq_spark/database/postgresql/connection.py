@@ -36,6 +36,7 @@ from sqlq_spark.database.postgresql.errors import (
     LOOKED_UP,
     MAKES,
     NO_SQLSTATE,
+    ONLY_OWNERS,
     TRANSACTION_TIMEOUT,
     Refusal,
     choose_refusal,
@@ -431,7 +432,7 @@ class Connection(database.Connection):
                     Refusal,
                     asked=json.dumps(tables_to_look_up(self._place(statement, None), tables)),
                     creates=statement.startswith(MAKES),
-                    changes=statement.startswith((*MAKES, "add", "drop")),
+                    changes=statement.startswith((*MAKES, *ONLY_OWNERS)),
                     constraint_name=failure.constraint,
                 )
         except errors.DatabaseFailure:

@@ -104,6 +104,8 @@ LOOKED_UP = {"23505", "3F000", "42501", "42P01"}
 LIMIT_REACHED = 0.95
 
 MAKES = ("create", "install")  # names of statements that create tables begin with these
+# names of other statements that only the owner of a table may run begin with these
+ONLY_OWNERS = ("add", "drop", "migrate", "revert")
 
 # "statement", or "statement role" for a table that has a role of its own → the rights needed on it
 NEEDED_RIGHTS = {
