@@ -27,6 +27,8 @@ from pyspark import TaskContext
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 from spark.driver import session
 
+import sqlq_spark
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -135,6 +137,8 @@ def keep_running(spark: SparkSession, order: dict[str, Any]) -> None:
 
 def main(job: dict[str, Any]) -> None:
     spark = session({"log": "WARN", **job})
+    # Spark looks for formats once in a JVM. If that fails, on a busy machine, it never looks again.
+    sqlq_spark.register(spark)
     for line in sys.stdin:
         order, error = json.loads(line), ""
         try:

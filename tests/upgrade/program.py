@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+import sqlq_spark
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
@@ -92,6 +94,8 @@ def main() -> None:
     jobs = json.loads(sys.argv[1])
     spark = SparkSession.builder.master("local[2]").config(map=SETTINGS).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    # Spark looks for formats once in a JVM. If that fails, on a busy machine, it never looks again.
+    sqlq_spark.register(spark)
     kinds = {"receive": receive, "relay": relay}
     queries = []
     for job in jobs:

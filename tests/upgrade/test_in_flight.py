@@ -164,7 +164,7 @@ def send_until_received(state: OldState, running: subprocess.Popen[bytes]) -> li
         ids += [f"more-{number}" for number in range(first, first + 20)]
         first += 20
         time.sleep(0.5)
-        assert running.poll() is None
+        assert running.poll() is None, (state.folder / "old.log").read_text()[-3000:]
         is_sent = any(name.startswith("more") for name in state.ids(RELAYED))
         if is_sent and len(state.landed("receive")) > received + 300:
             return ids
