@@ -915,6 +915,14 @@ class StreamNotFound(CheckpointFailure):
     )
 
 
+class StreamKept(BadInput):
+    """A stream cannot be removed from the lists."""
+
+    stream: str
+    reason: str
+    template = "stream {stream} was not removed: {reason}"
+
+
 class StreamOfOtherQueue(CheckpointFailure):
     """A stream on another queue created the checkpoint."""
 

@@ -10,6 +10,7 @@ stand-in has the constructor of the class that it replaces.
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -131,12 +132,32 @@ def current_batch() -> SparkBatch:
     if context is None:
         return SparkBatch()
     batch = context.getLocalProperty("streaming.sql.batchId")
+    query_id = context.getLocalProperty("sql.streaming.queryId")
     return SparkBatch(
-        query_id=context.getLocalProperty("sql.streaming.queryId"),
+        query_id=query_id,
         # the job group is the runId of the query, unless a user's function sets another group
         run_id=context.getLocalProperty("spark.jobGroup.id"),
         number=None if batch is None else int(batch),
+        query_name=find_query_name(context.getLocalProperty("spark.job.description"), query_id),
     )
+
+
+# Spark's description of a job of a query: the query's name, its id, and more lines. Some versions
+# separate the lines with <br/>.
+_DESCRIPTION = re.compile(r"(?s)(.*)(?:\n|<br/>)id = (\S+?)(?:\n|<br/>)")
+_LONGEST_NAME = 200  # characters
+
+
+def find_query_name(description: str | None, query_id: str | None) -> str | None:
+    """
+    Return the name of Spark's query, from the description of its job.
+
+    Returns None if the query has no name, or if a user's function has set another description.
+    """
+    found = _DESCRIPTION.match(description or "")
+    if found is None or query_id is None or found[2] != query_id:
+        return None
+    return found[1].replace("\0", "").strip()[:_LONGEST_NAME] or None
 
 
 def to_arrow_schema(schema: StructType) -> pa.Schema:

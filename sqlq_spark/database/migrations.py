@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sqlq_spark.database.statements import StatementName
 
-STATE_VERSION = 4  # the version of this release; all dialects' statements name a column `version_4`
+STATE_VERSION = 5  # the version of this release; all dialects' statements name a column `version_5`
 OLDEST_STATE_VERSION = 3  # the oldest version from which a step leads on
 
 
@@ -46,6 +46,13 @@ STEPS = (
         back="revert_4",
         does="renames columns, and adds the table query_reader and two columns",
         locks="stream, receipt, staging, staging_page and dispatch_log",
+    ),
+    Step(
+        version=5,
+        forward="migrate_5",
+        back="revert_5",
+        does="adds the table heartbeat, the names of queries, and stream.removed",
+        locks="stream, receipt and dispatch_log",
     ),
 )
 

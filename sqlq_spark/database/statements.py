@@ -24,9 +24,11 @@ FILES = (
     "trust",
     "schema",
     "migrations/004",
+    "migrations/005",
     "peek",
     "receive",
     "receipts",
+    "streams",
     "staging",
     "subscriptions",
     "delayed",
@@ -56,6 +58,8 @@ StatementName = Literal[
     "drop_queue",
     # migrations/004.sql
     "migrate_4", "revert_4",
+    # migrations/005.sql
+    "migrate_5", "revert_5",
     # peek.sql
     "waiting", "peek", "sample", "top", "above_sequence",
     # receive.sql
@@ -64,7 +68,9 @@ StatementName = Literal[
     "begin_receipt", "save_receipt",
     # receipts.sql
     "new_stream", "lock_stream", "claim", "stream_queue", "outcome", "acknowledge",
-    "delete_receipts", "store_plan", "receipts", "drop_receipt", "close_batch", "streams",
+    "delete_receipts", "store_plan", "receipts", "drop_receipt", "close_batch",
+    # streams.sql
+    "beat", "forget_heartbeats", "heartbeats", "streams", "remove_stream",
     # staging.sql
     "sink_open", "sink_close", "new_sink", "stage", "advance", "settle", "closed_high_water",
     "query_queues", "chunks", "chunk", "chunk_pages", "discard", "discard_abandoned",

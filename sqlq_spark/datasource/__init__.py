@@ -83,7 +83,10 @@ class DefaultSource(DataSource):
         from sqlq_spark.datasource.stream import StreamReader  # noqa: PLC0415
 
         try:
-            return StreamReader(SourceOptions.parse(self.options, cores=self.cores), schema)
+            options = SourceOptions.parse(
+                self.options, cores=self.cores, application=self.application
+            )
+            return StreamReader(options, schema)
         except SqlQueueError as error:
             return RefusedStreamReader(error)
 

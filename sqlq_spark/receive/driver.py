@@ -28,7 +28,7 @@ from sqlq_spark.errors import (
     ReceiptsMissing,
     StreamOfOtherQueue,
 )
-from sqlq_spark.receive import pace, peek, receipts
+from sqlq_spark.receive import heartbeat, pace, peek, receipts
 from sqlq_spark.receive.batch import (
     INITIAL,
     Offset,
@@ -229,6 +229,7 @@ class StreamDriver:
         self._at_start = at_start
         self._is_purged = False
         self._is_checked = False
+        self._has_beaten = not self._has_receipts  # whether the first heartbeat was tried
         self._is_over = False  # whether a run of AvailableNow ended before its queues were empty
         self._has_warned_of_cores = False
         self._warned_of_unread = -inf  # time of the last warning of a batch of which no task ran
@@ -360,6 +361,9 @@ class StreamDriver:
         batch only once in each run of AvailableNow.
         """
         self._prepare(connection)
+        if not self._has_beaten:
+            heartbeat.begin(connection, self.memory.claim, start.stream)
+            self._has_beaten = True
         if self._is_over:
             return start
         now = self.clock()

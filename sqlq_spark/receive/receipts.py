@@ -311,6 +311,7 @@ def save(connection: Connection, task: Task, result: TaskResult, spark_batch: Sp
         bytes=weigh(result.rows),
         query_id=spark_batch.query_id,
         spark_batch=spark_batch.number,
+        query_name=spark_batch.query_name,
         unpacked=payload.size,
         payload=in_row(payload.bytes),
     )
@@ -331,9 +332,10 @@ class QueueOutcome:
     expired: int
     diverted: int
     forwarded: int
-    # Spark's query, and its last batch; None if the receipts name several queries or none
+    # Spark's query, its last batch and its name; None if the receipts name several queries or none
     query_id: str | None
     spark_batch: int | None
+    query_name: str | None
 
     @property
     def taken(self) -> int:
@@ -482,19 +484,22 @@ def close(
         batch=closed.batch,
         query_id=spark_batch.query_id,
         spark_batch=spark_batch.number,
+        query_name=spark_batch.query_name,
         **count_messages(closed.outcomes),
     )
     connection.run("delete_receipts", stream=stream, first=first, batch=closed.batch)
 
 
 def name_in_spark(outcomes: Sequence[QueueOutcome]) -> SparkBatch:
-    """Return Spark's query and batch. They are None unless all receipts name the same query."""
+    """Return Spark's names of a batch. They are None unless all receipts name the same query."""
     named = [outcome for outcome in outcomes if outcome.spark_batch is not None]
     queries = {outcome.query_id for outcome in named}
     if len(queries) != 1 or None in queries:
         return SparkBatch()
     last = max(outcome.spark_batch or 0 for outcome in named)
-    return SparkBatch(query_id=queries.pop(), number=last)
+    names = {outcome.query_name for outcome in named}
+    name = names.pop() if len(names) == 1 else None
+    return SparkBatch(query_id=queries.pop(), number=last, query_name=name)
 
 
 def is_passed_over(connection: Connection, stream: str, spark_batch: SparkBatch) -> bool:

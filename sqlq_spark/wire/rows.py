@@ -107,6 +107,7 @@ class SparkBatch:
     query_id: str | None = None
     run_id: str | None = None  # new at each start of the query; not stored in the receipt
     number: int | None = None
+    query_name: str | None = None  # stored only for people
 
 
 NO_SPARK_BATCH = SparkBatch()

@@ -20,13 +20,14 @@ VALUES (:stream::text, :queue_name::text, :driver::text)
 --          the stream is not there
 SELECT queue, driver, acked_batch, plan_batch, stored_plan
   FROM {state}.stream
- WHERE stream = :stream::text AND version_4 IS NULL
+ WHERE stream = :stream::text AND version_5 IS NULL
    FOR UPDATE
 
 -- name: claim
--- Makes this driver the owner of the stream, and stores the queues that the stream reads.
+-- Makes this driver the owner of the stream, and stores the queues that the stream reads. A stream that was
+-- removed is in all lists again.
 UPDATE {state}.stream
-   SET driver = :driver::text, queue = :queue_name::text, seen = now()
+   SET driver = :driver::text, queue = :queue_name::text, removed = NULL, seen = now()
  WHERE stream = :stream::text
 
 -- name: stream_queue
@@ -38,14 +39,15 @@ SELECT queue FROM {state}.stream WHERE stream = :stream::text
 -- Sums up what the tasks of the batches from :first to :batch received. Because of :first, the scan of
 -- the index starts behind the dead entries of all earlier batches.
 -- Returns: a row for each queue. queue text; bigint: tasks, empty (how many tasks took nothing),
---          messages, expired, diverted, forwarded; query_id text, spark_batch bigint: Spark's names for
---          the last batch, both null if the receipts are of several queries
+--          messages, expired, diverted, forwarded; query_id text, spark_batch bigint, query_name text:
+--          Spark's names for the last batch, all null if the receipts are of several queries
 SELECT queue, count(*) AS tasks,
        count(*) FILTER (WHERE messages + expired + diverted + forwarded = 0) AS empty,
        sum(messages)::bigint AS messages, sum(expired)::bigint AS expired,
        sum(diverted)::bigint AS diverted, sum(forwarded)::bigint AS forwarded,
        CASE WHEN min(query_id) = max(query_id) THEN max(query_id) END AS query_id,
-       CASE WHEN min(query_id) = max(query_id) THEN max(spark_batch) END AS spark_batch
+       CASE WHEN min(query_id) = max(query_id) THEN max(spark_batch) END AS spark_batch,
+       CASE WHEN min(query_id) = max(query_id) THEN max(query_name) END AS query_name
   FROM {state}.receipt
  WHERE stream = :stream::text AND batch BETWEEN :first::bigint AND :batch::bigint
  GROUP BY queue
@@ -60,6 +62,7 @@ UPDATE {state}.stream
        expired     = expired + :expired::bigint,
        diverted    = diverted + :diverted::bigint,
        forwarded   = forwarded + :forwarded::bigint,
+       query_name  = coalesce(:query_name::text, query_name),
        seen        = now()
  WHERE stream = :stream::text
 
@@ -96,7 +99,7 @@ UPDATE {state}.stream AS o
                             FROM received AS m
                            WHERE m.query_id = o.query_id AND m.spark_batch >= o.spark_batch) END,
        seen       = now()
- WHERE o.stream = :stream::text AND o.version_4 IS NULL
+ WHERE o.stream = :stream::text AND o.version_5 IS NULL
 
 -- name: receipts
 -- Lists receipts without their payloads, oldest first. A login that may write a receipt can name any
@@ -135,14 +138,3 @@ UPDATE {state}.stream
    SET acked_batch = greatest(acked_batch, :batch::bigint),
        {kept_when_closed}
  WHERE stream = :stream::text
-
--- name: streams
--- Returns: stream, queue, batch (the last acknowledged one), messages, expired, diverted, forwarded,
---          created, seen, receipts, held
-SELECT o.stream, o.queue, o.acked_batch AS batch, o.messages, o.expired, o.diverted, o.forwarded,
-       o.created, o.seen, h.receipts, h.held
-  FROM {state}.stream AS o
- CROSS JOIN LATERAL (SELECT count(*) AS receipts, coalesce(sum(r.messages), 0)::bigint AS held
-                       FROM {state}.receipt AS r
-                      WHERE r.stream = o.stream) AS h
- ORDER BY o.seen DESC

@@ -42,7 +42,7 @@ SELECT o.acked_batch,
   FROM {state}.stream AS o
   LEFT JOIN {state}.query_reader AS r
     ON r.query_id = :query_id::text AND r.queue = :queue_name::text
- WHERE o.stream = :stream::text AND o.version_4 IS NULL
+ WHERE o.stream = :stream::text AND o.version_5 IS NULL
    FOR SHARE OF o
 
 -- name: enter_query
@@ -235,7 +235,7 @@ VALUES (:stream::text, :batch::bigint, :task::bigint, -1, '')
 -- Locks:   the row it writes, until commit; begin_receipt has kept other attempts away.
 INSERT INTO {state}.receipt
        (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,
-        query_id, spark_batch, unpacked, payload)
+        query_id, spark_batch, query_name, unpacked, payload)
 VALUES (:stream::text, :batch::bigint, :task::bigint, :queue_name::text, :messages::bigint,
         :expired::bigint, :diverted::bigint, :forwarded::bigint, :bytes::bigint,
-        :query_id::text, :spark_batch::bigint, :unpacked::bigint, :payload::bytea)
+        :query_id::text, :spark_batch::bigint, :query_name::text, :unpacked::bigint, :payload::bytea)

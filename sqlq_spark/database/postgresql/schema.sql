@@ -19,7 +19,8 @@ $do$
 -- - A row of `stream` is updated twice in a batch. The free space in its page keeps these updates HOT.
 --   Only the first acknowledgement changes the key of an index.
 -- - `query_id` and `spark_batch` are Spark's names for the last acknowledged batch. The plan may only be
---   used for batches above those in `plan_high_water`.
+--   used for batches above those in `plan_high_water`. `removed` is set while the stream is in no list.
+-- - `driver` of `heartbeat` is `driver` of `stream`, when that process has taken a stream over.
 -- - A row of `receipt` is inserted in the transaction that deletes its messages from the queue. Only a
 --   replay reads it. It is deleted when its batch is acknowledged. Its payload is compressed already, so
 --   the server must not try to compress it again.
@@ -48,13 +49,15 @@ BEGIN
         plan_high_water text,
         query_id    varchar(36),
         spark_batch bigint      CHECK ((query_id IS NULL) = (spark_batch IS NULL)),
+        query_name  varchar(200),
+        removed     timestamptz,
         messages    bigint      NOT NULL DEFAULT 0,
         expired     bigint      NOT NULL DEFAULT 0,
         diverted    bigint      NOT NULL DEFAULT 0,
         forwarded   bigint      NOT NULL DEFAULT 0,
         created     timestamptz NOT NULL DEFAULT now(),
         seen        timestamptz NOT NULL DEFAULT now(),
-        version_4   boolean
+        version_5   boolean
     ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
     CREATE INDEX stream_query ON {state}.stream (query_id);
 
@@ -66,6 +69,19 @@ BEGIN
         run_id   varchar(200) NOT NULL,
         PRIMARY KEY (query_id, queue)
     );
+
+    -- the process that runs a stream, and when it last wrote that it does
+    CREATE TABLE {state}.heartbeat (
+        driver  varchar(36)  PRIMARY KEY,
+        login   name         NOT NULL DEFAULT current_user,
+        name    varchar(200),
+        queue   text         NOT NULL,
+        host    varchar(255) NOT NULL,
+        process bigint       NOT NULL,
+        shared  boolean      NOT NULL,
+        started timestamptz  NOT NULL DEFAULT now(),
+        beat    timestamptz  NOT NULL DEFAULT now()
+    ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 
     -- what one task received, until its batch is acknowledged
     CREATE TABLE {state}.receipt (
@@ -81,6 +97,7 @@ BEGIN
         bytes       bigint      NOT NULL CHECK (bytes >= 0),
         query_id    varchar(36),
         spark_batch bigint,
+        query_name  varchar(200),
         settled     boolean     NOT NULL DEFAULT false,
         unpacked    bigint      NOT NULL CHECK (unpacked >= 0),
         payload     bytea       NOT NULL,
@@ -134,7 +151,7 @@ BEGIN
         messages    bigint       NOT NULL DEFAULT 0,
         dispatched  timestamptz  NOT NULL DEFAULT now(),
         destination text,
-        version_4   boolean
+        version_5   boolean
     ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 
     -- the audit trail: who purged, returned, dropped or retired messages
@@ -152,7 +169,7 @@ BEGIN
     );
 
     CREATE TABLE {state}.version (version integer PRIMARY KEY);
-    INSERT INTO {state}.version (version) VALUES (4);
+    INSERT INTO {state}.version (version) VALUES (5);
 END
 $do$
 

@@ -7,7 +7,7 @@
 SELECT sink_batch, messages,
        extract(epoch FROM clock_timestamp() - dispatched)::float8 AS seconds
   FROM {state}.dispatch_log
- WHERE sink = :sink::text AND version_4 IS NULL
+ WHERE sink = :sink::text AND version_5 IS NULL
    FOR SHARE
 
 -- name: sink_close
@@ -16,7 +16,7 @@ SELECT sink_batch, messages,
 -- Returns: login text, sink_batch bigint, destination text; no row if the sink is new
 SELECT login::text AS login, sink_batch, destination
   FROM {state}.dispatch_log
- WHERE sink = :sink::text AND version_4 IS NULL
+ WHERE sink = :sink::text AND version_5 IS NULL
    FOR UPDATE
 
 -- name: new_sink
@@ -44,7 +44,7 @@ RETURNING true AS staged
 UPDATE {state}.dispatch_log
    SET sink_batch = :sink_batch::bigint, messages = :messages::bigint, dispatched = now(),
        destination = :destination::text
- WHERE sink = :sink::text AND version_4 IS NULL AND (sink_batch IS NULL OR sink_batch < :sink_batch::bigint)
+ WHERE sink = :sink::text AND version_5 IS NULL AND (sink_batch IS NULL OR sink_batch < :sink_batch::bigint)
 RETURNING sink_batch
 
 -- name: settle

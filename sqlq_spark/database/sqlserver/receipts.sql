@@ -24,12 +24,13 @@ UPDATE {state}.stream WITH (REPEATABLEREAD, ROWLOCK)
    SET driver = driver
 OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch,
        inserted.stored_plan
- WHERE stream = @stream AND version_4 IS NULL
+ WHERE stream = @stream AND version_5 IS NULL
 
 -- name: claim
--- Makes this driver the owner of the stream, and stores the queues that the stream reads.
+-- Makes this driver the owner of the stream, and stores the queues that the stream reads. A stream that was
+-- removed is in all lists again.
 UPDATE {state}.stream
-   SET driver = @driver, queue = @queue_name, seen = SYSUTCDATETIME()
+   SET driver = @driver, queue = @queue_name, removed = NULL, seen = SYSUTCDATETIME()
  WHERE stream = @stream
 
 -- name: stream_queue
@@ -39,8 +40,8 @@ SELECT queue FROM {state}.stream WHERE stream = @stream
 -- name: outcome
 -- Sums up what the tasks of the batches from @first to @batch received.
 -- Returns: a row for each queue. queue; bigint: tasks, empty (how many tasks took nothing), messages,
---          expired, diverted, forwarded; query_id, spark_batch bigint: Spark's names for the last batch,
---          both null if the receipts are of several queries
+--          expired, diverted, forwarded; query_id, spark_batch bigint, query_name: Spark's names for the
+--          last batch, all null if the receipts are of several queries
 SELECT queue,
        COUNT_BIG(*) AS tasks,
        CAST(SUM(CASE WHEN messages + expired + diverted + forwarded = 0 THEN 1 ELSE 0 END)
@@ -48,7 +49,8 @@ SELECT queue,
        SUM(messages) AS messages, SUM(expired) AS expired,
        SUM(diverted) AS diverted, SUM(forwarded) AS forwarded,
        CASE WHEN MIN(query_id) = MAX(query_id) THEN MAX(query_id) END AS query_id,
-       CASE WHEN MIN(query_id) = MAX(query_id) THEN MAX(spark_batch) END AS spark_batch
+       CASE WHEN MIN(query_id) = MAX(query_id) THEN MAX(spark_batch) END AS spark_batch,
+       CASE WHEN MIN(query_id) = MAX(query_id) THEN MAX(query_name) END AS query_name
   FROM {state}.receipt
  WHERE stream = @stream AND batch BETWEEN @first AND @batch
  GROUP BY queue
@@ -63,6 +65,7 @@ UPDATE {state}.stream
        expired     = expired + @expired,
        diverted    = diverted + @diverted,
        forwarded   = forwarded + @forwarded,
+       query_name  = ISNULL(@query_name, query_name),
        seen        = SYSUTCDATETIME()
  WHERE stream = @stream
 
@@ -108,7 +111,7 @@ UPDATE o
                              FOR JSON PATH) END,
        seen       = SYSUTCDATETIME()
   FROM {state}.stream AS o
- WHERE o.stream = @stream AND o.version_4 IS NULL
+ WHERE o.stream = @stream AND o.version_5 IS NULL
 
 -- name: receipts
 -- Lists receipts without their payloads, oldest first. Skips receipts that a task is writing now.
@@ -139,14 +142,3 @@ UPDATE {state}.stream
    SET acked_batch = CASE WHEN acked_batch > @batch THEN acked_batch ELSE @batch END,
        {kept_when_closed}
  WHERE stream = @stream
-
--- name: streams
--- Returns: stream, queue, batch (the last acknowledged one), messages, expired, diverted, forwarded,
---          created, seen, receipts, held
-SELECT o.stream, o.queue, o.acked_batch AS batch, o.messages, o.expired, o.diverted, o.forwarded,
-       o.created AS created, o.seen AS seen, h.receipts, h.held
-  FROM {state}.stream AS o
- CROSS APPLY (SELECT COUNT_BIG(*) AS receipts, ISNULL(SUM(r.messages), 0) AS held
-                FROM {state}.receipt AS r WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
-               WHERE r.stream = o.stream) AS h
- ORDER BY o.seen DESC

@@ -49,7 +49,7 @@ SELECT o.acked_batch,
                     AND r.stream = o.stream AND r.run_id = @run_id)
             THEN 1 ELSE 0 END AS bit) AS is_reader
   FROM {state}.stream AS o WITH (REPEATABLEREAD, ROWLOCK)
- WHERE o.stream = @stream AND o.version_4 IS NULL
+ WHERE o.stream = @stream AND o.version_5 IS NULL
 
 -- name: enter_query
 -- Two streams of one query must not share the messages of a queue, because each would get a part of them.
@@ -221,6 +221,6 @@ VALUES (@stream, @batch, @task, -1, 0x)
 -- Locks:   the row it writes, until commit; begin_receipt has kept other attempts away.
 INSERT INTO {state}.receipt
        (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,
-        query_id, spark_batch, unpacked, payload)
+        query_id, spark_batch, query_name, unpacked, payload)
 VALUES (@stream, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded,
-        @bytes, @query_id, @spark_batch, @unpacked, @payload)
+        @bytes, @query_id, @spark_batch, @query_name, @unpacked, @payload)

@@ -57,9 +57,9 @@ SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema {state_escaped}:
 IF @fault IS NULL AND OBJECT_ID(N'{state_escaped}.version', N'U') IS NOT NULL
 BEGIN
     SELECT @known = MAX(version) FROM {state}.version;
-    IF ISNULL(@known, 0) NOT BETWEEN 3 AND 4
+    IF ISNULL(@known, 0) NOT BETWEEN 3 AND 5
         SET @fault = CONCAT(
-            N'schema {state_escaped} has state tables of version ', @known, N', expected 3 to 4. Newer tables need ',
+            N'schema {state_escaped} has state tables of version ', @known, N', expected 3 to 5. Newer tables need ',
             N'the script of their release. Of older ones, stop the queries, see that receipt and staging ',
             N'are empty, or their messages would be lost, then drop the schema and run this again.');
 END;
@@ -84,6 +84,7 @@ IF DATABASE_PRINCIPAL_ID(N'{role_name}') IS NULL
 GRANT SELECT ON {state}.version TO {role};
 GRANT SELECT, INSERT, UPDATE ON {state}.stream TO {role};
 GRANT SELECT, INSERT, UPDATE ON {state}.query_reader TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.heartbeat TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.receipt TO {role};
 GRANT SELECT, INSERT, DELETE ON {state}.receipt_page TO {role};
 GRANT INSERT ON {state}.trail TO {role}

@@ -7,7 +7,7 @@
 SELECT sink_batch, messages,
        CAST(DATEDIFF_BIG(millisecond, dispatched, SYSUTCDATETIME()) AS float) / 1000 AS seconds
   FROM {state}.dispatch_log WITH (REPEATABLEREAD, ROWLOCK)
- WHERE sink = @sink AND version_4 IS NULL
+ WHERE sink = @sink AND version_5 IS NULL
 
 -- name: sink_close
 -- Locks a sink's row by an update that changes nothing, as lock_stream does.
@@ -17,7 +17,7 @@ SELECT sink_batch, messages,
 UPDATE {state}.dispatch_log WITH (REPEATABLEREAD, ROWLOCK)
    SET messages = messages
 OUTPUT inserted.login, inserted.sink_batch, inserted.destination
- WHERE sink = @sink AND version_4 IS NULL
+ WHERE sink = @sink AND version_5 IS NULL
 
 -- name: new_sink
 -- Two sessions may insert the same sink. The second waits for the first, and then inserts nothing. The
@@ -58,7 +58,7 @@ UPDATE {state}.dispatch_log
    SET sink_batch = @sink_batch, messages = @messages, dispatched = SYSUTCDATETIME(),
        destination = @destination
 OUTPUT inserted.sink_batch
- WHERE sink = @sink AND version_4 IS NULL AND (sink_batch IS NULL OR sink_batch < @sink_batch)
+ WHERE sink = @sink AND version_5 IS NULL AND (sink_batch IS NULL OR sink_batch < @sink_batch)
 
 -- name: settle
 -- Marks the receipts of a micro-batch as settled, because this transaction sends their messages on. A
