@@ -74,8 +74,8 @@ def skip_taken(connection: Connection, queue: QueueAddress, *, rows: int) -> Non
     """
     Move a queue's sequence past seqs that are taken, so that the next `rows` seqs are free.
 
-    A login that may not read `seq` cannot do this. Each attempt of such a login uses up some of the
-    taken seqs instead.
+    Only a login that may read `seq` can do this. Without this right nothing is changed here. Each
+    failed attempt to insert then uses up some of the taken seqs, so a later attempt may succeed.
     """
     most = MOST_SKIPPED - connection.seqs_skipped
     if "skip_taken" in connection.lacks or most <= 0:

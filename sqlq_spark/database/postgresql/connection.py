@@ -132,7 +132,8 @@ def connect(
         raw, server=server, state=state, timeout=timeout, application=application
     )
     try:
-        # the limit is read now: when it has ended the session, it can no longer be read
+        # `connect` reads the limit before anything else. When the limit has passed, the server has
+        # ended the session, and an error can name the limit only if it is known.
         connection.transaction_limit = connection.value("transaction_limit") or 0.0
     except BaseException:
         connection.close()

@@ -66,7 +66,11 @@ def number_parameters(statement: str) -> tuple[str, tuple[str, ...]]:
 
 
 def write_values(statement: str, values: Mapping[str, Any]) -> str:
-    """Return a statement with its values, numbers and texts, written into its text."""
+    """
+    Write the values into the text of a statement: each `:name` becomes a number or a text.
+
+    The result has no parameters left, so it can be sent in one message.
+    """
     return PARAMETER.sub(lambda match: _literal(values[match[1]]), STATEMENTS[statement])
 
 
