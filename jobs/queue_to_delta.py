@@ -1,4 +1,8 @@
-"""Starts the job queue_to_delta under spark-submit; it is in sqlq_spark/jobs/queue_to_delta.py."""
+"""
+Starts the job that receives from queues into a Delta table, for spark-submit.
+
+The job itself is the module sqlq_spark.jobs.queue_to_delta.
+"""
 
 from sqlq_spark.jobs.queue_to_delta import main
 

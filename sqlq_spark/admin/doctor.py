@@ -149,14 +149,16 @@ def of_any_queue(
 
 def at_start(connection: Connection, options: SourceOptions) -> None:
     """
-    Log the problems of the queues of a starting stream. No transaction may be open.
+    Check a starting stream's queues: log each problem, or raise it if the stream must not run.
 
     Raises:
         BadOption: two names in the options name the same queue.
-        QueueNotFound, TableRefused: no poison message could be moved into the error queue.
-        NotAQueue: a queue is not a plain table, or a column has another type than the
-            transport's. Receipts are safe only with plain tables.
-        MoveRefused: delayed messages that are due could not be moved into their queue.
+        QueueNotFound, TableRefused: the error queue cannot be used, so poison could not be
+            diverted.
+        NotAQueue: a queue is not a plain table, or a column has another type than the transport's.
+            The receipts of other tables would not be safe.
+        MoveRefused: a trigger, a foreign key or a check of the queue's table keeps due messages
+            out.
     """
     check_spellings(connection, options)
     findings = of_server(connection)

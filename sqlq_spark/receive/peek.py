@@ -234,7 +234,9 @@ def freeze(state: PeekState, last: int | None, sequence: AboveSequence | None) -
 
 
 def spend(state: PeekState, messages: int) -> PeekState:
-    """Count messages that were received against the limit of the run, if it has one."""
+    """
+    Lower the number of messages that a run of AvailableNow may still receive. Other runs have none.
+    """
     return state if state.left is None else replace(state, left=max(0, state.left - messages))
 
 

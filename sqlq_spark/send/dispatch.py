@@ -1,18 +1,24 @@
 """
-Exactly once: tasks stage their messages, and the driver dispatches them in one transaction.
+Exactly-once sends: tasks stage their messages, and the driver dispatches them.
 
-A task writes its messages as chunks into a table that no receiver reads, each in a transaction of
-its own. When all tasks are done, the driver's transaction advances the dispatch log, copies the
-chunks of the attempts that won into the queues, and deletes all chunks of the batch. A batch that
-is in the dispatch log is not sent again. A batch that failed has sent nothing.
+A task stages its messages as chunks. The staging is a table that no receiver reads. When all tasks
+of a batch have ended, the driver does the following in one transaction:
 
-With sendsAtomicWithReceive the driver's transaction also settles the receipts of the micro-batch.
-The messages of settled receipts can no longer be returned to their queue.
+- It enters the batch into the dispatch log. If the log has the batch already, nothing is sent.
+- It copies the chunks into the queues. If a task ran more than once, only the chunks of the attempt
+  that Spark accepted are copied.
+- It deletes all chunks of the batch.
 
-The dispatch log holds the last batch that each sink has sent. If an application has named the sink,
-the log also holds where that batch went. So a second write that uses the same name by mistake
-raises an error. A task that stages for a sink locks the sink's row shared. A driver that dispatches
-or discards locks it exclusively.
+So a batch is sent once, and a batch that failed has sent nothing. With sendsAtomicWithReceive the
+same transaction also settles the receipts of the micro-batch. The messages of a settled receipt can
+no longer be returned to their queue.
+
+The dispatch log has one row for each sink, with the last batch that was sent. If an application has
+named the sink, the row also says where that batch went. If another write uses the same name by
+mistake, this destination differs, and an error is raised.
+
+The row is also a lock. A task that stages locks it shared. A driver that dispatches or discards
+locks it exclusively.
 """
 
 from __future__ import annotations

@@ -154,11 +154,11 @@ def _fails_9_0(text: str, headers: dict[str, str | None]) -> bool:
     """
     Return whether endpoints up to 9.0 cannot read a header text.
 
-    They fail if a name comes twice, or if NEVER_FIRST comes first. `headers` is the parsed text, in
-    which each name is there once. So a name that comes twice in the text is found by counting
-    quotes: each header needs four quotes, or two if its value is null, and a repeated name adds
-    more. Python's parser cannot be used, because it fails if the first value of a repeated name is
-    nested deeply.
+    Such an endpoint fails if a name occurs twice, or if NEVER_FIRST is the first name. `headers` is
+    the parsed text. It has each name only once, so a name that occurs twice is found by counting
+    the quotes of the text. A header has four quotes, or two if its value is null. If the text has
+    more quotes than `headers` needs, a name occurs twice. Python's own parser would show both, but
+    it fails if the first value is nested deeply.
     """
     if not headers:
         return False
