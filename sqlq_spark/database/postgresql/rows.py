@@ -1,7 +1,7 @@
 """
-Prepare statements for the driver, and read its results.
+Turn a statement into text and parameters for the driver, and read the driver's results.
 
-Quoted names are put into the braces of a statement. Its parameters are numbered and bound.
+Quoted names are put into the braces of the statement. Values are bound as numbered parameters.
 """
 
 from __future__ import annotations
