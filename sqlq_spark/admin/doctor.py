@@ -1,5 +1,5 @@
 """
-Checks queues, the server, the state tables and the streams. Each finding proposes its fix.
+Checks queues, the server, the state tables and the streams. Each finding proposes a fix.
 
 A stream checks its queues once, when it starts, and logs the findings. `sqlqueue doctor` and the
 maintenance job check everything. The checks only read. The rules for the server and the state
@@ -46,7 +46,7 @@ log = logging.getLogger("sqlq_spark")
 OLD_TRANSACTION = 600.0  # seconds
 # A stream that holds receipts and was not seen for this time is a finding.
 UNSEEN = 86_400.0  # seconds
-# Names of findings. After one of them the checks read nothing more of that state schema.
+# Names of findings. If a state schema has one of them, the checks read nothing more of it.
 UNUSABLE = {"state", "state_owner", "state_right", "state_table"}
 # What to do about state tables that cannot be used. {0} is their schema.
 STATE_FIXES: dict[type[errors.DatabaseFailure], str] = {
@@ -54,7 +54,8 @@ STATE_FIXES: dict[type[errors.DatabaseFailure], str] = {
     errors.StateTooOld: (
         "stop the queries, see that receipt and staging are empty, and drop the schema"
     ),
-    # Not from the public index, where somebody else may have a package of this name.
+    # The package is installed from a clone, and not from the public index, where somebody else may
+    # have a package of this name.
     errors.StateTooNew: "in the folder of the clone: git pull && pip install '.[spark]'",
 }
 
@@ -102,9 +103,8 @@ def of_any_queue(
     """
     Check a queue that may be missing, locked or not permitted. No transaction may be open.
 
-    A queue that must not be used is not read. If the user did not name the queue, a missing right
-    is only a note, because this login may not need the queue. Then the wait for a lock is also
-    short.
+    A queue that must not be used is not read. If the user did not name the queue, this login may
+    not need it. Then a missing right is only a note, and the wait for a lock is short.
 
     Args:
         connection: the session.
@@ -184,10 +184,10 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
 
 def check_spellings(connection: Connection, options: SourceOptions) -> None:
     """
-    Refuse two spellings of one queue in the options. Only the server can compare them.
+    Refuse options that name one queue twice. Only the server can compare spellings of a queue.
 
-    The error queue must not be a queue that is read: a poison message in it would be received
-    again and again.
+    The error queue must also not be one of the queues that are read: a poison message in it would
+    be received again and again.
     """
     named = [*options.addresses, *filter(None, [options.error_address])]
     seen: dict[object, QueueAddress] = {}
@@ -208,8 +208,9 @@ def of_server(connection: Connection, *, older: float = OLD_TRANSACTION) -> list
     """
     Check the server, and find transactions that are open for more than `older` seconds.
 
-    No transaction of this connection may be open. A login that may not see the sessions of others
-    gets a note. In the small tiers of Azure, no right that a database grants is enough for that.
+    No transaction of this connection may be open. If this login may not see the sessions of others,
+    the finding is a note. In the small tiers of Azure, no right on a database allows a login to see
+    them.
     """
     notes: list[Finding] = []
     limit = float(connection.timeout)
@@ -346,9 +347,9 @@ def of_streams(connection: Connection) -> list[Finding]:
     """
     Find streams that hold receipts and were not seen for UNSEEN seconds.
 
-    A stream whose query runs once a week looks the same as one whose checkpoint is lost. The
-    query's sink may already have the messages of the receipts. Only the query itself can find out
-    whether it has them.
+    The checkpoint of such a stream may be lost, or its query runs only once a week. This cannot be
+    told apart here. Nor can it be seen whether the query's sink already has the messages of the
+    receipts. Only the query itself can find out.
     """
     found = []
     for stream in state_tables.unseen_streams(connection, UNSEEN):

@@ -131,9 +131,9 @@ def _is_beyond_spark(text: str) -> bool:
     """
     Return whether Spark's parser may fail on an object of texts that orjson has read.
 
-    Spark limits the length of a name and the depth of a value. All values that orjson returned are
-    texts or nulls. But if a name comes twice, its first value, which orjson dropped, may be a deep
-    object.
+    Spark limits the length of a name and the depth of a value. All values that orjson has returned
+    are texts or nulls. But if a name comes twice, orjson drops its first value, which may be an
+    object of great depth.
     """
     if len(text) <= 2 * DEEPEST:  # each level needs two brackets
         return False
@@ -179,8 +179,8 @@ def to_read_columns(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> p
         if name in HEADER_COLUMNS:
             return read_headers().text(HEADER_COLUMNS[name])
         if name == "corruptHeaders":
-            # `None` instead of `nothing` would make Arrow up to 21 return an invalid array, if the
-            # rows are a slice without poison.
+            # With `None` in place of `nothing`, Arrow up to 21 returns an invalid array if the rows
+            # are a slice without poison.
             nothing = pa.nulls(rows.num_rows, kind)
             return pc.if_else(read_headers().poison(), rows.column("headers"), nothing)
         if pa.types.is_map(kind):

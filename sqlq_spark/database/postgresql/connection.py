@@ -446,7 +446,7 @@ class Connection(database.Connection):
         """
         Return the refused state schema and the roles of its team.
 
-        Return None if the server has refused another schema.
+        Return None if the statement failed for another reason.
         """
         is_other = refusal is not None and refusal.lacks in {"database", "owner", "policy"}
         if state != "42501" or is_other or place.statement == "state_schemas":

@@ -84,9 +84,9 @@ def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
     """
     Put quoted names into the braces of a statement.
 
-    This is the last step, and it makes only one pass. A queue may be called `{state}` or `:n`, and
-    such a name must not be replaced again. `{name_escaped}` is a name for the inside of a literal.
-    `words` are put in unchanged.
+    This is the last change of the text, and it makes only one pass: a queue may be called `{state}`
+    or `:n`, and such a name must not be replaced again. `{name_escaped}` is a name for the inside
+    of a literal. `words` are put in unchanged.
     """
     text = repeat(text, tables)
     quoted = {name: POSTGRESQL.quote_address(address) for name, address in tables.items()}
