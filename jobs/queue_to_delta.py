@@ -1,8 +1,4 @@
-"""
-Starts the job that receives from queues into a Delta table, for spark-submit.
-
-The job itself is the module sqlq_spark.jobs.queue_to_delta.
-"""
+"""Starts the job of the module sqlq_spark.jobs.queue_to_delta, for spark-submit."""
 
 from sqlq_spark.jobs.queue_to_delta import main
 
