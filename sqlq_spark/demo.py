@@ -168,9 +168,7 @@ def job_failed(log: Path) -> JobFailed:
 
 @contextmanager
 def spark_process(job: dict[str, Any], temporary: Path, log: Path) -> Iterator[Popen[bytes]]:
-    """
-    Run `send_and_receive` in a process session of its own. After the block, kill all its processes.
-    """
+    """Run `send_and_receive` in a process session of its own, which is killed after the block."""
     environ = {
         # The JVMs live for a short time on few cores. With these options the demo takes 86 s of
         # CPU. With the compiler C2 and the threads of the collector G1 it takes 123 s.

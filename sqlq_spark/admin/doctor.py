@@ -347,9 +347,9 @@ def of_streams(connection: Connection) -> list[Finding]:
     """
     Find streams that hold receipts and were not seen for UNSEEN seconds.
 
-    The checkpoint of such a stream may be lost, or its query runs only once a week. This cannot be
-    told apart here. Nor can it be seen whether the query's sink already has the messages of the
-    receipts. Only the query itself can find out.
+    The checkpoint of such a stream may be lost, or its query runs only once a week. Here these two
+    cases look the same. It is not known either whether the query's sink already has the messages of
+    the receipts. Only the query itself can find out.
     """
     found = []
     for stream in state_tables.unseen_streams(connection, UNSEEN):

@@ -123,7 +123,8 @@ class Session:
                         self.close()
                         raise
                     except errors.StateChanged:
-                        # a statement names the version column, and a later step has renamed it
+                        # the state tables have another version: a statement names the version's
+                        # column, which is renamed
                         check_state(self.open())
                         raise
         except errors.SqlQueueError as error:

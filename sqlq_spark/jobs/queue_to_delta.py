@@ -154,7 +154,7 @@ class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
         return {name: text for name, text in self.read().items() if name in SHARED}
 
     def answers(self) -> SinkOptions:
-        """Return options of the sink that answers ServiceControl. It needs no state tables."""
+        """Return options of the sink that answers ServiceControl. No state tables are needed."""
         return SinkOptions.parse({**self.shared, "delivery": "atLeastOnce"})
 
     def options(self) -> Opened:

@@ -203,8 +203,8 @@ class DueMessagePoller:
         """
         Move due messages. Return None if the queue has no table of delayed messages and needs none.
 
-        This is so for the queue of an instance of an endpoint: all instances share the endpoint's
-        table.
+        The queue of an instance of an endpoint needs none, because all instances share the
+        endpoint's table.
         """
         try:
             return self.mover.move_all(connection, most)

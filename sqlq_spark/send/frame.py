@@ -337,8 +337,8 @@ class Frame:
         """
         Return the columns `delay`, in milliseconds, and `due`, in UTC, if the frame has them.
 
-        `lifetime` is in milliseconds, and null for rows that never expire. These columns are not
-        the due time yet: the database computes that when it stores the row, see delayed.py.
+        `lifetime` is in milliseconds, and null for rows that never expire. From these columns the
+        database computes when a row is due, in the transaction that stores the row: see delayed.py.
 
         Raises:
             BadMessage: a delay is negative or too long, or a due time is one that .NET cannot read.

@@ -488,8 +488,8 @@ GRANT INSERT ON "public"."Shop.Orders.Delayed" TO "clerk";
 GRANT SELECT ON "public"."SubscriptionRouting" TO "clerk";
 GRANT INSERT, UPDATE, DELETE ON "public"."SubscriptionRouting" TO "clerk";
 
--- Rights of a producer, an endpoint or ServiceControl, which is in no team. To give them to its
--- login: GRANT "endpoints" TO "login".
+-- Rights of a producer: an endpoint or ServiceControl, which only sends and is in no team. To give them
+-- to its login: GRANT "endpoints" TO "login".
 GRANT USAGE ON SCHEMA "public" TO "endpoints";
 GRANT INSERT ON "public"."Shop.Orders" TO "endpoints";
 GRANT USAGE ON SEQUENCE "public"."Shop.Orders_seq_seq" TO "endpoints";

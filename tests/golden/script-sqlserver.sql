@@ -485,8 +485,8 @@ GRANT INSERT ON [dbo].[Shop.Orders.Delayed] TO [clerk];
 GRANT SELECT ON [dbo].[SubscriptionRouting] TO [clerk];
 GRANT INSERT, UPDATE, DELETE ON [dbo].[SubscriptionRouting] TO [clerk];
 
--- Rights of a producer, an endpoint or ServiceControl, which is in no team. To give them to its
--- login: ALTER ROLE [endpoints] ADD MEMBER [login].
+-- Rights of a producer: an endpoint or ServiceControl, which only sends and is in no team. To give them
+-- to its login: ALTER ROLE [endpoints] ADD MEMBER [login].
 GRANT INSERT ON [dbo].[Shop.Orders] TO [endpoints];
 GRANT INSERT ON [dbo].[Shop.Orders.web1] TO [endpoints];
 

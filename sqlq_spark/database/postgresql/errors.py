@@ -241,7 +241,7 @@ def kind_of(
     """Return the kind of error that a SQLSTATE means. `place.error` also uses the statement."""
     other = errors.StatementRefused if state.startswith(LASTING) else errors.StatementFailed
     if place.queue is not None and refusal is not None:
-        # if the table exists, the server means something else that its trigger or policy uses
+        # if the table exists, something that its trigger or policy uses is missing
         is_there = {"42P01": refusal.has_table, "3F000": refusal.has_schema}.get(state, False)
         if is_there or (state == "42501" and refusal.lacks == "policy"):
             return other

@@ -33,8 +33,7 @@ headers, body, seq::bigint AS seq
 --   earlier batch. It is null if there is no such batch, or if :query_id is null.
 -- - `is_reader`: whether this stream may receive from the queue in this run of the query. See
 --   enter_query.
--- Locks:   the stream's row FOR SHARE, until commit. So no batch of the stream is acknowledged before
---          that.
+-- Locks:   the stream's row FOR SHARE, until commit. An acknowledgement waits for this task.
 -- Index:   the primary keys of stream and query_reader.
 -- Returns: acked_batch bigint, plan_high_water bigint or null, is_reader bool; no row if the stream is
 --          not there
@@ -240,7 +239,7 @@ VALUES (:stream::text, :batch::bigint, :task::bigint, -1, '')
 
 -- name: save_receipt
 -- Writes the receipt of a task.
--- Locks:   the row that it writes, until commit. No other attempt can write it, because of begin_receipt.
+-- Locks:   the row that it writes, until commit; begin_receipt keeps other attempts away.
 INSERT INTO {state}.receipt
        (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,
         query_id, spark_batch, unpacked, payload)

@@ -164,7 +164,7 @@ def read_result(table: pa.Table) -> Result:
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    """Return a column's values. If the database is SQL_ASCII, a text may not be UTF-8."""
+    """Return a column's values. A text of a SQL_ASCII database may be no UTF-8."""
     try:
         values: list[Any] = column.to_pylist()
     except UnicodeDecodeError:

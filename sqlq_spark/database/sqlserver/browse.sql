@@ -17,7 +17,7 @@ SELECT TOP (@messages) RowVersion AS seq, {message_bytes} AS bytes
 -- name: browse
 -- Reads a page of a range, without locked rows. Of a message larger than @largest bytes it reads only the
 -- size.
--- Locks:   keeps none, and deletes nothing.
+-- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
 -- Returns: the columns of receive, by seq; large bigint: null, or the bytes of a message that is larger
 --          than @largest. Headers and body of such a message are null

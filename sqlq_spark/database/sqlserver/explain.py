@@ -43,7 +43,7 @@ CONVERTED = re.compile(r"CONVERT_IMPLICIT\(\w+(?:\([^()]*\))?,[^()]*\[RowVersion
 
 def declare(text: str) -> str:
     """
-    Declare the parameters of a text as variables, so that the server compiles it by itself.
+    Declare the parameters of a text as variables, so that the server compiles it.
 
     Usually a text is sent inside sp_executesql, but then the server does not compile it for
     SHOWPLAN.

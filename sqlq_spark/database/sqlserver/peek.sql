@@ -1,7 +1,7 @@
 -- name: waiting
 -- Finds the queues in which a message waits that no other session has locked. The text is repeated for
 -- each queue of a list; {at} is the queue's index in that list.
--- Locks:   keeps none, and waits for no row.
+-- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
 -- Returns: at bigint: the index of a queue in which messages wait; one row for each such queue
 SELECT CAST({at} AS bigint) AS at

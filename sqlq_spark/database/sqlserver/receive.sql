@@ -33,9 +33,8 @@ deleted.RowVersion AS seq
 --   earlier batch. It is null if there is no such batch, or if @query_id is null.
 -- - `is_reader`: whether this stream may receive from the queue in this run of the query. See
 --   enter_query.
--- Locks:   the stream's row, shared, until commit. So no batch of the stream is acknowledged before that.
---          REPEATABLEREAD is needed in a database that reads row versions, where a plain read would lock
---          nothing.
+-- Locks:   the stream's row, shared, until commit. An acknowledgement waits for this task. REPEATABLEREAD is
+--          needed in a database that reads row versions, where a plain read would lock nothing.
 -- Index:   the primary keys of stream and query_reader.
 -- Returns: acked_batch bigint, plan_high_water bigint or null, is_reader bit; no row if the stream is not
 --          there
@@ -111,7 +110,7 @@ SELECT payload
 -- counts as one byte. Messages that are too large are returned too. `receive` locks them, although it
 -- does not delete them, and the client must count all locks: above some 5,000 the server would lock the
 -- whole table.
--- Locks:   keeps none, and waits for no row.
+-- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion, a seek.
 -- Returns: seq bigint, bytes bigint, is_large bit; by seq
 SELECT TOP (CASE WHEN @messages < 2000 THEN @messages ELSE 2000 END)
@@ -183,8 +182,8 @@ OPTION (MAXDOP 1)
 -- Moves the messages that @chosen lists to the error queue, unchanged. Those that have expired are
 -- deleted instead. The messages stay on the server, because the client could not hold them. @chosen is a
 -- JSON array of arrays [seq, place], where `place` is the row's Id. So another message with the same
--- RowVersion stays. If @renamed, each message gets a new id, because a DBA may have added a unique index
--- on ids.
+-- RowVersion stays. If @renamed, each message gets a new id. The caller asks for this if the error queue
+-- refuses the ids, which can happen if a DBA has added a unique index.
 -- {recoverable}, {one}: the column Recoverable and its value, if the table has this column.
 -- {fits}: raises an error for headers that a varchar would store with question marks.
 -- Locks:   an update lock for each, until commit; find_large has them already.
@@ -227,7 +226,7 @@ VALUES (@stream, @batch, @task, -1, 0x)
 
 -- name: save_receipt
 -- Writes the receipt of a task.
--- Locks:   the row that it writes, until commit. No other attempt can write it, because of begin_receipt.
+-- Locks:   the row that it writes, until commit; begin_receipt keeps other attempts away.
 INSERT INTO {state}.receipt
        (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,
         query_id, spark_batch, unpacked, payload)

@@ -112,8 +112,8 @@ GRANT INSERT, SELECT (RowVersion) ON {queue} TO {role}
 GRANT INSERT ON {queue} TO {role}
 
 -- name: script_produce
--- Rights of a producer, an endpoint or ServiceControl, which is in no team. To give them to its
--- login: ALTER ROLE {role} ADD MEMBER [login].
+-- Rights of a producer: an endpoint or ServiceControl, which only sends and is in no team. To give them
+-- to its login: ALTER ROLE {role} ADD MEMBER [login].
 GRANT INSERT ON {queue} TO {role}
 
 -- name: script_move
