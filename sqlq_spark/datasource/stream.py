@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from sqlq_spark.options import SourceOptions
+    from sqlq_spark.wire.header_columns import Headers
 
 # Spark asks an idle query for its latest offset every 10 ms. So an answer is delayed by IDLE
 # seconds. Measured: asking takes 25 ms of CPU each second then, and 45 ms without the delay. There
@@ -122,14 +123,18 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         """On an executor, receive, or return again what an earlier attempt has received."""
         schema = spark_api.to_arrow_schema(self.columns)
         for task in partition.tasks:
-            work = partial(receive, task=task, spark_batch=spark_api.current_batch())
-            with Session(
-                self.options, task.name, keep_connection=True, was_reached=True
-            ) as session:
-                rows = session.run_with_retries(work)
-                queue = session.open().canonical(task.queue)
-            yield from (read_chunk(chunk, schema, queue) for chunk in record_batches(rows))
-            del rows  # frees the memory before the next task receives
+            # its own generator, so that the memory is freed before the next task receives
+            yield from self._read_task(task, schema)
+
+    def _read_task(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        work = partial(receive, task=task, spark_batch=spark_api.current_batch())
+        with Session(self.options, task.name, keep_connection=True, was_reached=True) as session:
+            result = session.run_with_retries(work)
+            queue = session.open().canonical(task.queue)
+        batches = [*record_batches(result.rows)]
+        parsed: Sequence[Headers | None] = result.headers or [None] * len(batches)
+        for rows, headers in zip(batches, parsed, strict=True):
+            yield read_columns(rows, headers, schema, queue)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge `end`."""
@@ -141,8 +146,10 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
             self._driver.close()
 
 
-def read_chunk(chunk: pa.RecordBatch, schema: pa.Schema, queue: str) -> pa.RecordBatch:
+def read_columns(
+    rows: pa.RecordBatch, headers: Headers | None, schema: pa.Schema, queue: str
+) -> pa.RecordBatch:
     """Return rows of a queue with the columns of a read. Log how many of them are poison."""
-    batch = to_read_columns(chunk, schema, queue=queue)
+    batch = to_read_columns(rows, schema, queue=queue, headers=headers)
     warn_of_poison(batch, queue)
     return batch

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.options import SourceOptions
     from sqlq_spark.wire.address import QueueAddress
+    from sqlq_spark.wire.header_columns import Headers
 
 # A task takes about this many bytes of headers and bodies. Other messages wait for the next batch.
 CEILING = 64 << 20
@@ -169,6 +170,8 @@ class TaskResult:
     expired: int = 0  # messages that were dropped
     diverted: int = 0  # messages that went to the error queue
     forwarded: int = 0  # messages that went to other queues
+    # the headers of each of `record_batches(rows)`, if they are parsed already
+    headers: list[Headers] | None = None
 
 
 # ---------------------------------------------------------------- plans as text

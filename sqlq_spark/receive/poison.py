@@ -52,7 +52,13 @@ from sqlq_spark.wire.headers import (
     format_wire_time,
     host_headers,
 )
-from sqlq_spark.wire.rows import find_undecodable, id_texts, rising_ids, with_readable_texts
+from sqlq_spark.wire.rows import (
+    find_undecodable,
+    id_texts,
+    record_batches,
+    rising_ids,
+    with_readable_texts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,11 +98,22 @@ def warn_of_poison(rows: pa.RecordBatch, queue: str) -> None:
         )
 
 
-def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Table:
+@dataclass(frozen=True, kw_only=True)
+class Readable:
+    """The rows of a task without its poison."""
+
+    # U+FFFD replaces each byte of their texts that is not UTF-8
+    rows: pa.Table
+    # the headers of each of `record_batches(rows)`, if they were parsed to look for poison
+    headers: list[Headers] | None = None
+
+
+def divert_poison(connection: Connection, task: Task, live: pa.Table) -> Readable:
     """
     Divert poison to the error queue. If there is no error queue, poison is delivered.
 
-    Returns the rows to deliver. U+FFFD replaces each byte of their texts that is not UTF-8.
+    The headers are parsed in the batches in which Spark gets the rows. Then the same parse serves
+    the columns of a read.
 
     Raises the errors of `store_in_error_queue`.
     """
@@ -104,17 +121,15 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
     unread = find_undecodable(live["headers"])
     rows = with_readable_texts(live, unread)
     if error_queue is None:
-        return rows
-    chunks = [Headers(chunk) for chunk in rows["headers"].chunks]
-    corrupt = pc.or_(pa.chunked_array([headers.poison() for headers in chunks], pa.bool_()), unread)
-    types = pa.chunked_array(
-        [headers.text(ENCLOSED_MESSAGE_TYPES) for headers in chunks], pa.string()
-    )
+        return Readable(rows=rows)
+    parsed = [Headers(batch.column("headers")) for batch in record_batches(rows)]
+    corrupt = pc.or_(pa.chunked_array([each.poison() for each in parsed], pa.bool_()), unread)
+    types = pa.chunked_array([each.text(ENCLOSED_MESSAGE_TYPES) for each in parsed], pa.string())
     # an operator may have returned poison that was diverted before
     returned = pc.fill_null(pc.equal(types, POISON_TYPE), fill_value=False)
     poison = pc.or_(corrupt, returned)
     if not pc.any(poison).as_py():
-        return rows
+        return Readable(rows=rows, headers=parsed)
     bad = PoisonRows(
         ids=combine(live["id"].filter(poison)),
         stored=combine(live["headers"].filter(poison)),
@@ -134,7 +149,7 @@ def divert_poison(connection: Connection, task: Task, live: pa.Table) -> pa.Tabl
     store_in_error_queue(connection, error_queue, store, rows=len(headers))
     queue = connection.printed(task.queue)
     log.warning("%s: %d poison messages moved to the error queue", queue, len(headers))
-    return rows.filter(pc.invert(poison))
+    return Readable(rows=rows.filter(pc.invert(poison)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,15 +57,15 @@ TAKEN = QUEUE_ROW.append(pa.field("expired", pa.bool_()))
 RECEIVES_NOTHING = "this task receives nothing"
 
 
-def receive(connection: Connection, task: Task, *, spark_batch: SparkBatch) -> pa.Table:
+def receive(connection: Connection, task: Task, *, spark_batch: SparkBatch) -> TaskResult:
     """
     Take messages for the task, or return those that an earlier attempt of the task took.
 
     `spark_batch` has Spark's names for this batch.
 
     Returns:
-        Messages with the columns of QUEUE_ROW, in the order of seq. Their deletion from the queue
-        is committed.
+        Messages in the order of seq. Their deletion from the queue is committed. For messages that
+        an earlier attempt took, only the rows are known, and not what became of the others.
 
     Raises:
         StaleTask: the batch was acknowledged.
@@ -77,16 +77,16 @@ def receive(connection: Connection, task: Task, *, spark_batch: SparkBatch) -> p
         DatabaseFailure: nothing was taken.
     """
     work = partial(receive_as_reader, connection, task, spark_batch)
-    rows = run_without_failed(work)
-    while rows is None:
+    result = run_without_failed(work)
+    while result is None:
         receipts.enter_query(connection, task, spark_batch)
-        rows = run_without_failed(work)
-    return rows
+        result = run_without_failed(work)
+    return result
 
 
 def receive_as_reader(
     connection: Connection, task: Task, spark_batch: SparkBatch, failed: Reasons
-) -> pa.Table | None:
+) -> TaskResult | None:
     """
     Receive as `receive` does, in one transaction.
 
@@ -108,9 +108,10 @@ def receive_as_reader(
             if stored is not None:
                 check_number(task, stored, spark_batch)
                 largest = task.options.max_message_bytes
-                return stored.unpack(task.key, messages=task.messages, largest=largest)
+                rows = stored.unpack(task.key, messages=task.messages, largest=largest)
+                return TaskResult(rows)
             if not is_open:
-                return QUEUE_ROW.empty_table()
+                return TaskResult(QUEUE_ROW.empty_table())
             may_receive = is_new(task, fence.plan_high_water, spark_batch) and may_receive
             connection.run("begin_receipt", **receipts.receipt_values(task.key))
         result = TaskResult(QUEUE_ROW.empty_table())
@@ -120,7 +121,7 @@ def receive_as_reader(
             result = divert(connection, task, take(connection, task), failed)
         if task.stream is not None:
             receipts.save(connection, task, result, spark_batch)
-        return result.rows
+        return result
 
 
 def check_open(task: Task, fence: Fence) -> bool:
@@ -225,10 +226,11 @@ def divert(connection: Connection, task: Task, taken: pa.Table, failed: Reasons)
     if pc.any(taken["expired"]).as_py():
         live = live.filter(pc.invert(taken["expired"]))
     readable = divert_poison(connection, task, live)
-    result = forward_delayed(connection, task, readable, failed)
-    poison = live.num_rows - readable.num_rows
+    result = forward_delayed(connection, task, readable.rows, failed)
+    poison = live.num_rows - readable.rows.num_rows
     return replace(
         result,
+        headers=readable.headers if result.rows is readable.rows else None,
         expired=taken.num_rows - live.num_rows + large.expired,
         diverted=poison + large.diverted + result.diverted,
     )

@@ -168,10 +168,16 @@ def _fails_9_0(text: str, headers: dict[str, str | None]) -> bool:
     return quotes != 4 * len(headers) - 2 * nulls or next(iter(headers)) == NEVER_FIRST
 
 
-def to_read_columns(rows: pa.RecordBatch, schema: pa.Schema, *, queue: str) -> pa.RecordBatch:
-    """Convert rows of a queue (QUEUE_ROW) to the columns that Spark asks for."""
+def to_read_columns(
+    rows: pa.RecordBatch, schema: pa.Schema, *, queue: str, headers: Headers | None = None
+) -> pa.RecordBatch:
+    """
+    Convert rows of a queue (QUEUE_ROW) to the columns that Spark asks for.
+
+    `headers` has the headers of the rows, if they are parsed already.
+    """
     # The headers are parsed only once, and only if a column needs them.
-    read_headers = cache(lambda: Headers(rows.column("headers")))
+    read_headers = cache(lambda: headers or Headers(rows.column("headers")))
 
     def column(name: str, kind: pa.DataType) -> pa.Array:
         if name == "id":
