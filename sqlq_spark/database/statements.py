@@ -165,7 +165,7 @@ def repeat(text: str, tables: Iterable[str]) -> str:
 
 
 def _include(text: str, part: str, inner: str) -> str:
-    """Replace {part} by the text `inner`. Indent it as the line that contains {part}."""
+    """Replace {part} by the text `inner`, with the indentation of the line that has {part}."""
     if f"{{{part}}}" not in text:
         return text
     return re.sub(

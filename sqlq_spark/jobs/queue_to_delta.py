@@ -245,7 +245,7 @@ class Appender:
         settings = self.settings
         iceberg = settings.format == "iceberg"
         append = table_writer.append_iceberg if iceberg else table_writer.append_delta
-        with suppress(PySparkException):  # serverless does not allow persist; each use reads again
+        with suppress(PySparkException):  # serverless refuses persist: the batch is read again
             batch.persist()
         try:
             good, unfit = (

@@ -120,7 +120,7 @@ def configure(builder: SparkSession.Builder, *, delta: bool) -> SparkSession.Bui
     """
     Set the SETTINGS that spark-submit was not given, and add Delta if `delta`.
 
-    Under spark-submit, its command line must name the jar of Delta.
+    Under spark-submit, Delta cannot be added here: its jar must be named in the command line.
     """
     settings = SETTINGS | DELTA if delta else SETTINGS
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit

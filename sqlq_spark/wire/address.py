@@ -86,7 +86,7 @@ class Names(ABC):
 
     @abstractmethod
     def parse_queue(self, text: str, longest_table: int | None = None) -> QueueAddress:
-        """Read a queue as a user writes it. `print_address` writes this form."""
+        """Read a queue in the form in which users write it, as `print_address` does."""
 
     def parse_table(self, text: str) -> QueueAddress:
         """Read the name of an existing table as `parse_queue` does, but allow a longer name."""

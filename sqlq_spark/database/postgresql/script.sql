@@ -109,7 +109,7 @@ GRANT SELECT, DELETE, UPDATE (seq) ON {queue} TO {role};
 GRANT SELECT ON SEQUENCE {sequence} TO {role}
 
 -- name: script_send
--- The option `pauseAboveBacklog` reads only the column seq.
+-- Lets a sink send. It reads only seq, to count the backlog for the option `pauseAboveBacklog`.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT, SELECT (seq) ON {queue} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role}

@@ -104,7 +104,7 @@ GRANT SELECT ON {state}.trail TO {role}
 GRANT SELECT, DELETE ON {queue} TO {role}
 
 -- name: script_send
--- The option `pauseAboveBacklog` reads only the column RowVersion.
+-- Lets a sink send. It reads only RowVersion, to count the backlog for the option `pauseAboveBacklog`.
 GRANT INSERT, SELECT (RowVersion) ON {queue} TO {role}
 
 -- name: script_divert
