@@ -1,5 +1,5 @@
 """
-Checks queues, the server, the state tables and the streams. Each finding proposes its fix.
+Checks queues, the server, the state tables and the streams. Each finding proposes a fix.
 
 A stream checks its queues once, when it starts, and logs the findings. `sqlqueue doctor` and the
 maintenance job check everything. The checks only read. The rules for the server and the state
@@ -48,7 +48,7 @@ log = logging.getLogger("sqlq_spark")
 OLD_TRANSACTION = 600.0  # seconds
 # A stream that holds receipts and was not seen for this time is a finding.
 UNSEEN = 86_400.0  # seconds
-# Names of findings. After one of them the checks read nothing more of that state schema.
+# Names of findings. If a state schema has one of them, the checks read nothing more of it.
 UNUSABLE = {"state", "state_owner", "state_right", "state_table"}
 # What to do about state tables that cannot be used. {0} is their schema.
 STATE_FIXES: dict[type[errors.DatabaseFailure], str] = {
@@ -56,7 +56,8 @@ STATE_FIXES: dict[type[errors.DatabaseFailure], str] = {
     errors.StateTooOld: (
         "stop the queries, see that receipt and staging are empty, and drop the schema"
     ),
-    # Not from the public index, where somebody else may have a package of this name.
+    # The package is installed from a clone, and not from the public index, where somebody else may
+    # have a package of this name.
     errors.StateTooNew: "in the folder of the clone: git pull && pip install '.[spark]'",
 }
 
@@ -104,9 +105,8 @@ def of_any_queue(
     """
     Check a queue that may be missing, locked or not permitted. No transaction may be open.
 
-    A queue that must not be used is not read. If the user did not name the queue, a missing right
-    is only a note, because this login may not need the queue. Then the wait for a lock is also
-    short.
+    A queue that must not be used is not read. If the user did not name the queue, this login may
+    not need it. Then a missing right is only a note, and the wait for a lock is short.
 
     Args:
         connection: the session.
@@ -151,14 +151,16 @@ def of_any_queue(
 
 def at_start(connection: Connection, options: SourceOptions) -> None:
     """
-    Log the problems of the queues of a starting stream. No transaction may be open.
+    Check a starting stream's queues: log each problem, or raise it if the stream must not run.
 
     Raises:
         BadOption: two names in the options name the same queue.
-        QueueNotFound, TableRefused: no poison message could be moved into the error queue.
-        NotAQueue: a queue is not a plain table, or a column has another type than the
-            transport's. Receipts are safe only with plain tables.
-        MoveRefused: delayed messages that are due could not be moved into their queue.
+        QueueNotFound, TableRefused: the error queue cannot be used, so poison could not be
+            diverted.
+        NotAQueue: a queue is not a plain table, or a column has another type than the transport's.
+            The receipts of other tables would not be safe.
+        MoveRefused: a trigger, a foreign key or a check of the queue's table keeps due messages
+            out.
     """
     check_spellings(connection, options)
     findings = of_server(connection)
@@ -184,10 +186,10 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
 
 def check_spellings(connection: Connection, options: SourceOptions) -> None:
     """
-    Refuse two spellings of one queue in the options. Only the server can compare them.
+    Refuse options that name one queue twice. Only the server can compare spellings of a queue.
 
-    The error queue must not be a queue that is read: a poison message in it would be received
-    again and again.
+    The error queue must also not be one of the queues that are read: a poison message in it would
+    be received again and again.
     """
     named = [*options.addresses, *filter(None, [options.error_address])]
     seen: dict[object, QueueAddress] = {}
@@ -208,8 +210,9 @@ def of_server(connection: Connection, *, older: float = OLD_TRANSACTION) -> list
     """
     Check the server, and find transactions that are open for more than `older` seconds.
 
-    No transaction of this connection may be open. A login that may not see the sessions of others
-    gets a note. In the small tiers of Azure, no right that a database grants is enough for that.
+    No transaction of this connection may be open. If this login may not see the sessions of others,
+    the finding is a note. In the small tiers of Azure, no right on a database allows a login to see
+    them.
     """
     notes: list[Finding] = []
     limit = float(connection.timeout)
@@ -347,9 +350,9 @@ def of_streams(connection: Connection) -> list[Finding]:
     """
     Find streams that hold receipts and were not seen for UNSEEN seconds.
 
-    A stream whose query runs once a week looks the same as one whose checkpoint is lost. The
-    query's sink may already have the messages of the receipts. Only the query itself can find out
-    whether it has them.
+    The checkpoint of such a stream may be lost, or its query runs only once a week. Here these two
+    cases look the same. It is not known either whether the query's sink already has the messages of
+    the receipts. Only the query itself can find out.
     """
     found = []
     for stream in state_tables.unseen_streams(connection, UNSEEN):

@@ -168,8 +168,8 @@ def queue_names(connection: Connection, text: str) -> str:
     """
     Return the queues of a row of a state table as all commands print them.
 
-    A text that is no address is returned as it is. The rows do not name the database in which they
-    are. So in a copy of the database they do not refer to the original.
+    A text that is no address is returned as it is. The rows do not name their database, so in a
+    copy of the database they name the queues of the copy.
     """
     try:
         found = map(connection.names.parse_queue, split_canonical(text))

@@ -1,10 +1,10 @@
 """
-The versions of the state tables, and the steps from one to the next.
+The versions of the state tables, and the steps from each version to the next.
 
 A step is SQL that a DBA can read. Each dialect has it in migrations/<version>.sql, as two
-statements: one leads to the next version, and one leads back. Each statement first tests the
-version, so it can run again. `sqlqueue install` runs the steps that are missing, and `sqlqueue
-script` prints all steps.
+statements: one for the step to the next version, and one for the step back. Each statement tests
+the version of the tables first, so it can be run again without harm. `sqlqueue install` runs the
+steps that are missing. `sqlqueue script` prints all steps.
 
 How a later step is added: CONTRIBUTING.md, "A new version of the state tables".
 """

@@ -1,9 +1,10 @@
 """
-The statements of the databases, by name.
+The SQL statements of the databases, by name.
 
 Each database has the same SQL files. `StatementName` lists all statements in the order of the
 files, and mypy finds a typo in a call. A dialect lists in LACKS the statements that its files do
-not have. If the files have other statements, or another order, loading them raises an error.
+not have. If the files of a dialect have other statements than these, or another order, loading them
+raises an error.
 """
 
 from __future__ import annotations
@@ -133,9 +134,9 @@ class Statements(dict[str, str]):
         replaces it, without comments. A statement may be contained in other statements in the same
         way.
 
-        With `comments` the comments of statements are kept. But a comment at the head of a
-        statement is left out if a blank line follows it. Such a comment is for maintainers, and not
-        for readers of a script.
+        With `comments` the comments of statements are kept, except a comment at the head of a
+        statement that a blank line follows. Such a comment is for maintainers, and not for readers
+        of a script.
         """
         text = "\n".join(sql(dialect, name) for name in FILES)
         _, *pieces = re.split(r"^-- (name|part): *(\w+) *$", text, flags=re.MULTILINE)
@@ -170,7 +171,7 @@ def repeat(text: str, tables: Iterable[str]) -> str:
 
 
 def _include(text: str, part: str, inner: str) -> str:
-    """Replace {part} by the text `inner`. Indent it as the line that contains {part}."""
+    """Replace {part} by the text `inner`, with the indentation of the line that has {part}."""
     if f"{{{part}}}" not in text:
         return text
     return re.sub(

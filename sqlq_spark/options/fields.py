@@ -1,8 +1,8 @@
 """
-How a text becomes a typed value: for options, for settings of jobs, and for flags of commands.
+Turn texts into typed values: for options, for settings of jobs, and for flags of commands.
 
-An option is a field of a dataclass. The field's metadata has the option's name, its reader, and
-what an error says is expected. The field's default is the option's default.
+An option is a field of a dataclass, whose default is the option's default. The field's metadata has
+the option's name, its reader, and the words in which an error says what is expected.
 """
 
 from __future__ import annotations

@@ -87,9 +87,10 @@ class SourceOptions(DatabaseOptions):
     stream_name: str | None = option("streamName", short_text)
     # whether other streams receive from the queue too, on purpose
     shared_by_streams: bool = option("sharedByStreams", flag, default=False)
-    # If True, a batch that left fewer receipts than it had tasks ends the query and stays open. If
-    # False, it is closed with a warning. None is the same as False, but if no task of a batch ran,
-    # a run of AvailableNow ends with an error.
+    # What to do about a batch that left fewer receipts than it had tasks. If True, the query ends
+    # with an error, and the batch stays open. If False, the batch is closed with a warning. None is
+    # the same as False, with one exception: if no task of a batch ran, a run of AvailableNow ends
+    # with an error.
     fail_on_missing_receipts: bool | None = option("failOnMissingReceipts", flag)
 
     cores: int | None = None  # cores of the cluster; None if `register` was not called
@@ -123,7 +124,7 @@ class SourceOptions(DatabaseOptions):
     @cached_property
     def instances(self) -> frozenset[QueueAddress]:
         """
-        Those queues that belong to one instance of an endpoint whose own queue is read too.
+        The queues of single instances of an endpoint whose own queue is read too.
 
         The name of an instance's queue is that of the endpoint's queue, with a dot and a suffix.
         """
@@ -167,8 +168,8 @@ class SourceOptions(DatabaseOptions):
         """
         Return how many tasks may read a queue, or None if it has no limit of its own.
 
-        A queue of one instance holds only replies to this instance. Unless maxConcurrency is set,
-        one task reads it, as in the transport.
+        The queue of one instance of an endpoint holds only replies to this instance. Unless
+        maxConcurrency is set, only one task reads it, as in the transport.
         """
         return 1 if self.max_concurrency is None and address in self.instances else None
 

@@ -16,8 +16,8 @@ $do$
 
 -- name: install_state
 -- Notes on the tables, for maintainers:
--- - A row of `stream` is updated twice in a batch. The free space in its page keeps these updates HOT.
---   Only the first acknowledgement changes the key of an index.
+-- - A row of `stream` is updated twice in a batch. Because of the free space in its page, these updates
+--   write no index entries (HOT). Only the first acknowledgement changes the key of an index.
 -- - `query_id` and `spark_batch` are Spark's names for the last acknowledged batch. The plan may only be
 --   used for batches above those in `plan_high_water`. `removed` is set while the stream is in no list.
 -- - `driver` of `heartbeat` is `driver` of `stream`, when that process has taken a stream over.
@@ -282,8 +282,9 @@ SELECT types.name, types.kinds::regtype[]::oid[] AS kinds, types.wanted
                ('due', ARRAY ['timestamptz'], 'timestamptz')) AS types (name, kinds, wanted)
 
 -- part: column_fault
--- What is wrong with a column, or null if it is right; other statements contain this part. k is the
--- column's row of queue_types, a is its row of pg_attribute. A domain counts as its base type.
+-- What is wrong with a column, or null if it is right; other statements contain this part. The caller
+-- defines k, the column's row of queue_types, and a, its row of pg_attribute. A domain counts as its base
+-- type.
 CASE WHEN a.atttypid IS NULL THEN format('it has no column %s', k.name)
      WHEN (SELECT coalesce(nullif(y.typbasetype, 0), y.oid)
              FROM pg_catalog.pg_type AS y
@@ -308,22 +309,23 @@ SELECT fault.text AS fault
 LOCK TABLE {queue} IN ACCESS SHARE MODE
 
 -- name: lock_insert
--- Does the same as lock_read before an INSERT. Also keeps others from adding a trigger or a foreign key.
+-- Keeps a table's definition as it is until commit, before an INSERT. No other session can rename the
+-- table, change its owner, or add a trigger or a foreign key.
 -- Locks:   the table, as an INSERT does, until commit.
 LOCK TABLE {queue} IN ROW EXCLUSIVE MODE
 
 -- name: lock_delete
--- Does the same as lock_insert before a DELETE.
+-- Keeps a table's definition as it is until commit, before a DELETE, as lock_insert does.
 -- Locks:   the table, as a DELETE does, until commit.
 LOCK TABLE {queue} IN ROW EXCLUSIVE MODE
 
 -- name: lock_queue
--- Locks a queue, or a table of delayed messages, before it is dropped. After this its messages are
--- counted, and nobody can send more.
+-- Locks a queue, or a table of delayed messages, before it is dropped. So nobody can send to it after the
+-- caller has counted its messages.
 -- Locks:   the whole table, until commit; waits for all transactions that use it.
 LOCK TABLE {queue} IN ACCESS EXCLUSIVE MODE
 
 -- name: drop_queue
--- Drops a table after lock_queue. A session that waits for the table then fails, because it is gone.
+-- Drops a table after lock_queue. Sessions that wait for the table fail then, because the table is gone.
 -- Locks:   the whole table, until commit.
 DROP TABLE {queue}

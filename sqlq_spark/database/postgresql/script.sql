@@ -111,7 +111,7 @@ GRANT SELECT, DELETE, UPDATE (seq) ON {queue} TO {role};
 GRANT SELECT ON SEQUENCE {sequence} TO {role}
 
 -- name: script_send
--- The option `pauseAboveBacklog` reads only the column seq.
+-- Lets a sink send. It reads only seq, to count the backlog for the option `pauseAboveBacklog`.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT, SELECT (seq) ON {queue} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role}
@@ -123,8 +123,8 @@ GRANT INSERT, SELECT (seq) ON {queue} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role}
 
 -- name: script_produce
--- Rights of a producer, an endpoint or ServiceControl, which is in no team. To give them to its
--- login: GRANT {role} TO "login".
+-- Rights of a producer: an endpoint or ServiceControl, which only sends and is in no team. To give them
+-- to its login: GRANT {role} TO "login".
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT ON {queue} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role}

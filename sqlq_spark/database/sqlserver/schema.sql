@@ -328,8 +328,8 @@ SELECT types.name, types.kind, types.wanted
 
 -- part: wrong_column
 -- What is wrong with the first wrong column among t.columns, or null if all are right; other statements
--- contain this part. t is a row of table_owners. If the table is in another database, the types of its
--- columns are not looked up.
+-- contain this part. The caller defines t, a table as table_owners has it. If the table is in another
+-- database, the types of its columns are not looked up.
 SELECT MIN(w.fault)
   FROM (SELECT CASE WHEN COL_LENGTH(t.name, j.name) IS NULL
                     THEN CONCAT(N'it has no column ', j.name)
@@ -362,14 +362,14 @@ HAVING MAX(CASE WHEN k.kind = a.type THEN 1 ELSE 0 END) = 0
  ORDER BY a.column_id
 
 -- name: lock_queue
--- Locks a queue, or a table of delayed messages, before it is dropped. After this its messages are
--- counted, and nobody can send more.
+-- Locks a queue, or a table of delayed messages, before it is dropped. So nobody can send to it after the
+-- caller has counted its messages.
 -- Locks:   the whole table, until commit; waits for all transactions that use it.
 -- Returns: one row if the table has rows, else none
 SELECT TOP (1) 1 AS locked
   FROM {queue} WITH (TABLOCKX, HOLDLOCK)
 
 -- name: drop_queue
--- Drops a table after lock_queue. A session that waits for the table then fails, because it is gone.
+-- Drops a table after lock_queue. Sessions that wait for the table fail then, because the table is gone.
 -- Locks:   the whole table, until commit.
 DROP TABLE {queue}

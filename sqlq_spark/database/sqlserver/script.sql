@@ -105,7 +105,7 @@ GRANT SELECT ON {state}.trail TO {role}
 GRANT SELECT, DELETE ON {queue} TO {role}
 
 -- name: script_send
--- The option `pauseAboveBacklog` reads only the column RowVersion.
+-- Lets a sink send. It reads only RowVersion, to count the backlog for the option `pauseAboveBacklog`.
 GRANT INSERT, SELECT (RowVersion) ON {queue} TO {role}
 
 -- name: script_divert
@@ -113,8 +113,8 @@ GRANT INSERT, SELECT (RowVersion) ON {queue} TO {role}
 GRANT INSERT ON {queue} TO {role}
 
 -- name: script_produce
--- Rights of a producer, an endpoint or ServiceControl, which is in no team. To give them to its
--- login: ALTER ROLE {role} ADD MEMBER [login].
+-- Rights of a producer: an endpoint or ServiceControl, which only sends and is in no team. To give them
+-- to its login: ALTER ROLE {role} ADD MEMBER [login].
 GRANT INSERT ON {queue} TO {role}
 
 -- name: script_move
