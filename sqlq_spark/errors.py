@@ -1,10 +1,10 @@
 """
 The errors of this package, grouped by their subjects; SqlQueueError is the root of all.
 
-Every message says what failed, where, what was found, and how to fix it.
-The facts of an error are the values in its text. No fact may contain a password: callers remove
-passwords from urls first. Some facts contain names and texts of untrusted people. The text of an
-error shows facts without control characters.
+Every message says what failed, where, what was found, and how to fix it. The facts of an error are
+the values in its text. No fact may contain a password: callers remove passwords from urls first.
+Some facts contain names and texts of untrusted people, so the text of an error shows them without
+control characters.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class SqlQueueError(Exception):
         str(MissingOption(option="queryTimeout", example="30s"))  # "option queryTimeout is …"
         MissingOption(…).describe({"queryTimeout": "--timeout"})  # "option --timeout is …"
 
-    A type checker reads the fields as those of a dataclass. At run time no class is a dataclass,
-    because a frozen exception fails in a context manager. All facts survive pickling between
-    Spark's processes.
+    Type checkers treat the fields as those of a dataclass. At run time no error is a dataclass: a
+    frozen one would fail when it passes a context manager, which sets its traceback. All facts
+    survive pickling between Spark's processes.
     """
 
     template = "{reason}"
@@ -916,6 +916,14 @@ class StreamNotFound(CheckpointFailure):
         "another database, or the state tables were created again. Set url and stateSchema to "
         "where this checkpoint began. Or start with a new checkpoint."
     )
+
+
+class StreamKept(BadInput):
+    """A stream cannot be removed from the lists."""
+
+    stream: str
+    reason: str
+    template = "stream {stream} was not removed: {reason}"
 
 
 class StreamOfOtherQueue(CheckpointFailure):
