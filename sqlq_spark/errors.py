@@ -197,7 +197,10 @@ class MissingPackage(SqlQueueError):
 
     package: str
     extra: str
-    template = "package {package} is not installed. Run: pip install 'sqlq-spark[{extra}]'"
+    template = (
+        "package {package} is not installed. Run in the folder of the clone: "
+        "pip install '.[{extra}]'. From a wheel: pip install '<file of the wheel>[{extra}]'"
+    )
 
 
 class UnsupportedVersion(SqlQueueError, ImportError):
@@ -215,8 +218,8 @@ class MissingDelta(SqlQueueError):
 
     template = (
         "Delta Lake is not available in this Spark. With spark-submit, add --properties-file "
-        "conf/spark-defaults.conf, which names the jar. With python, run: pip install "
-        "'sqlq-spark[delta]'"
+        "conf/spark-defaults.conf, which names the jar. With python, run in the folder of the "
+        "clone: pip install '.[delta]'. From a wheel: pip install '<file of the wheel>[delta]'"
     )
 
 

@@ -161,7 +161,7 @@ class Bench:
             yield from stream.tasks(end)
 
     def receive(self, task: batch.Task, connection: Connection | None = None) -> pa.Table:
-        return tasks.receive(connection or self.open(), task, spark_batch=NO_SPARK_BATCH)
+        return tasks.receive(connection or self.open(), task, spark_batch=NO_SPARK_BATCH).rows
 
 
 def at_commit(connection: Connection, work: Callable[[], Any], *, after: bool = False) -> list[Any]:

@@ -58,8 +58,10 @@ FAULT = re.compile(r"\[(?!0[01])(\w{5})\]")
 
 
 INSTALL = (
-    "Run: pip install 'sqlq-spark[sqlserver]' for mssql-python, which needs the system's libltdl "
-    "and libgssapi-krb5. Or use pyodbc, with unixODBC and Microsoft's ODBC Driver 18 for SQL Server"
+    "Run in the folder of the clone: pip install '.[sqlserver]' (from a wheel: "
+    "pip install '<file of the wheel>[sqlserver]') for mssql-python, which needs the system's "
+    "libltdl and libgssapi-krb5. Or use pyodbc, with unixODBC and Microsoft's ODBC Driver 18 for "
+    "SQL Server"
 )
 
 
