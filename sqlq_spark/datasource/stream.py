@@ -16,7 +16,7 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.log import warn_once
 from sqlq_spark.receive.batch import INITIAL, Offset, Task, group_by_partition
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.heartbeat import INTERVAL, HeartbeatThread
+from sqlq_spark.receive.heartbeat import INTERVAL
 from sqlq_spark.receive.poison import warn_of_poison
 from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.header_columns import to_read_columns
@@ -55,7 +55,6 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         self.options = options
         self.columns = schema
         self._driver: StreamDriver | None = None
-        self._heartbeat: HeartbeatThread | None = None
         self._last_end = INITIAL  # the end of the batch whose tasks Spark asked for last
         self._answered = -inf  # the time of the last answer of latestOffset
 
@@ -65,10 +64,9 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         if self._driver is None:
             from sqlq_spark.admin import doctor  # noqa: PLC0415 - a task needs none
 
-            self._driver = StreamDriver(self.options, time.monotonic, doctor.at_start)
-            if self.options.transaction_mode == "receiveOnly":  # it has the state tables
-                self._heartbeat = HeartbeatThread(self._driver.memory.claim, INTERVAL)
-                self._heartbeat.start()
+            self._driver = StreamDriver(
+                self.options, time.monotonic, doctor.at_start, heartbeat=INTERVAL
+            )
         return self._driver
 
     def initialOffset(self) -> dict[str, Any]:
@@ -147,8 +145,6 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
 
     def stop(self) -> None:
         """Close the driver's session. Spark does not always call this method."""
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
         if self._driver is not None:
             self._driver.close()
 

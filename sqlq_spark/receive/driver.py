@@ -28,7 +28,7 @@ from sqlq_spark.errors import (
     ReceiptsMissing,
     StreamOfOtherQueue,
 )
-from sqlq_spark.receive import heartbeat, pace, peek, receipts
+from sqlq_spark.receive import pace, peek, receipts
 from sqlq_spark.receive.batch import (
     INITIAL,
     Offset,
@@ -39,6 +39,7 @@ from sqlq_spark.receive.batch import (
     write_plan,
 )
 from sqlq_spark.receive.due import DueMessagePoller
+from sqlq_spark.receive.heartbeat import HeartbeatWriter
 from sqlq_spark.receive.pace import Backlog, Ramp
 from sqlq_spark.receive.peek import Found, PeekState
 from sqlq_spark.receive.receipts import Claim, Closed
@@ -202,11 +203,14 @@ class StreamDriver:
         options: SourceOptions,
         clock: Callable[[], float],
         at_start: Callable[[Connection, SourceOptions], None],
+        *,
+        heartbeat: float | None = None,
     ) -> None:
         """
         Create the driver of a stream, without a connection.
 
         `clock` returns monotonic seconds. `at_start` checks the queues once, before the first look.
+        `heartbeat` is the time between two heartbeats, in seconds. If it is None, there are none.
         """
         self.options = options
         self.clock = clock
@@ -225,10 +229,12 @@ class StreamDriver:
         others = len(options.addresses) - 1
         queues = options.address.table + (f" and {others} more" if others else "")
         self._session = session(options, f"driver {queues}")
+        self._heartbeat: HeartbeatWriter | None = None
+        if heartbeat is not None and self._has_receipts:
+            self._heartbeat = HeartbeatWriter(self.memory.claim, heartbeat)
         self._at_start = at_start
         self._is_purged = False
         self._is_checked = False
-        self._has_beaten = not self._has_receipts  # whether the first heartbeat was tried
         self._is_over = False  # whether a run of AvailableNow ended before its queues were empty
         self._has_warned_of_cores = False
         self._warned_of_unread = -inf  # time of the last warning of a batch of which no task ran
@@ -262,7 +268,8 @@ class StreamDriver:
         this method checks the version of the state tables too.
         """
         if self._has_receipts:
-            self._session.run_with_retries(lambda _: None)  # a StateSession checks when it connects
+            # a StateSession checks when it connects
+            self._session.run_with_retries(partial(self._beat, stream=end.stream))
         planned = {queue_plan.queue for queue_plan in end.plan}
         if planned and planned.isdisjoint(self.queues):
             self._session.run_with_retries(partial(self._check_owner, end=end))
@@ -302,7 +309,14 @@ class StreamDriver:
         return max(0.0, self.memory.rests_until - self.clock())
 
     def close(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         self._session.close()
+
+    def _beat(self, connection: Connection, stream: str | None) -> None:
+        """Write a heartbeat, if one is due."""
+        if self._heartbeat is not None:
+            self._heartbeat.beat(connection, stream)
 
     # ------------------------------------------------------------ the start
 
@@ -361,9 +375,7 @@ class StreamDriver:
         once in each run of AvailableNow, and would get none.
         """
         self._prepare(connection)
-        if not self._has_beaten:
-            heartbeat.begin(connection, self.memory.claim, start.stream)
-            self._has_beaten = True
+        self._beat(connection, start.stream)
         if self._is_over:
             return start
         now = self.clock()
