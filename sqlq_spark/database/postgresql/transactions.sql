@@ -13,7 +13,8 @@ BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_tem
 
 -- name: begin
 -- Begins a transaction of several statements. It is sent in one message.
--- - The timeouts have the value of the connection's timeout. statement_timeout does not end a COPY that
+-- - The timeouts have the value of the connection's timeout. If the login has a shorter statement_timeout,
+--   that one stays, because a DBA has set it as a limit. statement_timeout does not end a COPY that
 --   waits for its client. The TCP limits end such a COPY if, for as long as the timeout, the client's
 --   machine is gone or reads nothing. tcp_user_timeout is set on Linux only, because any other server
 --   would write a line to its log.
@@ -28,7 +29,11 @@ BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_tem
 -- into the text, because a statement with parameters needs three messages.
 {begin_alone};
 SELECT set_config('client_min_messages', 'error', true),
-       set_config('statement_timeout', CAST(:milliseconds AS text), true),
+       set_config('statement_timeout',
+                  CASE WHEN current_setting('statement_timeout')::interval
+                            BETWEEN interval '1 ms' AND :milliseconds * interval '1 ms'
+                       THEN current_setting('statement_timeout')
+                       ELSE CAST(:milliseconds AS text) END, true),
        set_config('lock_timeout', CAST(:milliseconds AS text), true),
        set_config('idle_in_transaction_session_timeout', CAST(:milliseconds AS text), true),
        set_config('tcp_user_timeout',
@@ -44,11 +49,13 @@ SELECT set_config('client_min_messages', 'error', true),
                   CASE WHEN getdatabaseencoding() = 'SQL_ASCII' THEN 'SQL_ASCII'
                        ELSE current_setting('client_encoding') END, true)
 
--- name: transaction_limit
--- Reads the login's time limit for a transaction. After this time the server ends the transaction and the
--- session.
--- Returns: seconds; 0 if there is no limit; null if the server is older than version 17
-SELECT extract(epoch FROM current_setting('transaction_timeout', true)::interval)::float8
+-- name: time_limits
+-- Reads the login's time limits. After transaction_timeout the server ends the transaction and the session.
+-- After statement_timeout it ends the statement.
+-- Returns: transaction float8, statement float8: seconds, 0 if there is no limit. transaction is null if the
+--          server is older than version 17
+SELECT extract(epoch FROM current_setting('transaction_timeout', true)::interval)::float8 AS transaction,
+       extract(epoch FROM current_setting('statement_timeout')::interval)::float8 AS statement
 
 -- name: set_lock_timeout
 -- Sets how long the transaction waits for a lock, from here to its end.
