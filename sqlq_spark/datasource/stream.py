@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 # the answer is given at once.
 IDLE = 0.05
 POLLED = 0.03
+# The pauses of a stream are up to this share of peekDelay longer. The share is drawn once.
+MOST_JITTER = 0.1
 
 
 @dataclass
@@ -62,7 +65,10 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         if self._driver is None:
             from sqlq_spark.admin import doctor  # noqa: PLC0415 - a task needs none
 
-            self._driver = StreamDriver(self.options, time.monotonic, doctor.at_start)
+            jitter = random.uniform(0.0, MOST_JITTER)  # noqa: S311 - no secret
+            self._driver = StreamDriver(
+                self.options, time.monotonic, doctor.at_start, jitter=jitter
+            )
         return self._driver
 
     def initialOffset(self) -> dict[str, Any]:

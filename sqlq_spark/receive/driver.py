@@ -203,13 +203,20 @@ class StreamDriver:
         options: SourceOptions,
         clock: Callable[[], float],
         at_start: Callable[[Connection, SourceOptions], None],
+        *,
+        jitter: float = 0.0,
     ) -> None:
         """
         Create the driver of a stream, without a connection.
 
-        `clock` returns monotonic seconds. `at_start` checks the queues once, before the first look.
+        Args:
+            options: the options of the read.
+            clock: returns monotonic seconds.
+            at_start: checks the queues once, before the first look.
+            jitter: the share of `peekDelay` by which each of its pauses is longer. Streams that
+                started together then do not look at their queues together.
         """
-        self.options = options
+        self.options = replace(options, peek_delay=options.peek_delay * (1 + jitter))
         self.clock = clock
         self.queues = dict(zip(options.names, options.addresses, strict=True))
         self.memory = Memory(
@@ -227,6 +234,7 @@ class StreamDriver:
         queues = options.address.table + (f" and {others} more" if others else "")
         self._session = session(options, f"driver {queues}")
         self._at_start = at_start
+        self._given = options  # without the jitter, for what at_start says of peekDelay
         self._is_purged = False
         self._is_checked = False
         self._is_over = False  # whether a run of AvailableNow ended before its queues were empty
@@ -315,7 +323,7 @@ class StreamDriver:
             queues = ", ".join(map(connection.printed, options.addresses))
             log.warning("%s: %d messages purged (purgeOnStartup=true)", queues, purged)
         if not self._is_checked:
-            self._at_start(connection, options)
+            self._at_start(connection, self._given)
             self._is_checked = True
 
     def _freeze(self, connection: Connection) -> None:
