@@ -28,6 +28,7 @@ from sqlq_spark.errors import (
     ReceiptsMissing,
     StreamOfOtherQueue,
 )
+from sqlq_spark.options.names import database_name
 from sqlq_spark.receive import pace, peek, receipts
 from sqlq_spark.receive.batch import (
     INITIAL,
@@ -282,14 +283,17 @@ class StreamDriver:
         memory = self.memory
         closed = memory.closed
         outcomes = {outcome.queue: outcome for outcome in closed.outcomes}
+        naming = self.options.naming
         queues = {
             name: peek.report_queue(name, look.found, self.options.max_messages, now)
+            | {"name": naming.plain_name(self.queues[name])}
             for name, look in memory.looks.items()
             if look.found.messages or name in outcomes
         }
         ages = [queue["oldestWaited"] for queue in queues.values()]
         report: dict[str, Any] = {
             "queue": memory.claim.queue,
+            "database": database_name(self.options.url),
             "backlog": sum(queue["backlog"] for queue in queues.values()),
             "backlogIsEstimate": any(queue["backlogIsEstimate"] for queue in queues.values()),
             "oldestWaited": max((age for age in ages if age is not None), default=None),
@@ -298,7 +302,9 @@ class StreamDriver:
         }
         if memory.end.stream is not None:
             report["lastBatch"] = closed.report()
-        if len(memory.looks) > 1:
+        if len(memory.looks) == 1:
+            report["name"] = naming.plain_name(self.options.address)
+        else:
             for name in queues.keys() & outcomes.keys():
                 last_batch = receipts.report_batch(closed.batch, [outcomes[name]])
                 queues[name]["lastBatch"] = last_batch
