@@ -17,6 +17,7 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.log import warn_once
 from sqlq_spark.receive.batch import INITIAL, Offset, Task, group_by_partition
 from sqlq_spark.receive.driver import StreamDriver
+from sqlq_spark.receive.heartbeat import INTERVAL, HeartbeatThread
 from sqlq_spark.receive.poison import warn_of_poison
 from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.header_columns import to_read_columns
@@ -29,11 +30,12 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from sqlq_spark.options import SourceOptions
+    from sqlq_spark.wire.header_columns import Headers
 
-# Spark asks an idle query for its latest offset every 10 ms. Measured: that takes 45 ms of CPU each
-# second if the answers come at once, and 25 ms if each answer comes after IDLE seconds. If Spark
-# asks later than POLLED seconds after the last answer, the query is busy with another source. Then
-# the answer is given at once.
+# Spark asks an idle query for its latest offset every 10 ms. So an answer is delayed by IDLE
+# seconds. Measured: asking takes 25 ms of CPU each second then, and 45 ms without the delay. There
+# is no delay if Spark asks later than POLLED seconds after the last answer, because then the query
+# is busy with another source.
 IDLE = 0.05
 POLLED = 0.03
 # The pauses of a stream are up to this share of peekDelay longer. The share is drawn once.
@@ -56,6 +58,7 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         self.options = options
         self.columns = schema
         self._driver: StreamDriver | None = None
+        self._heartbeat: HeartbeatThread | None = None
         self._last_end = INITIAL  # the end of the batch whose tasks Spark asked for last
         self._answered = -inf  # the time of the last answer of latestOffset
 
@@ -69,6 +72,9 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
             self._driver = StreamDriver(
                 self.options, time.monotonic, doctor.at_start, jitter=jitter
             )
+            if self.options.transaction_mode == "receiveOnly":  # it has the state tables
+                self._heartbeat = HeartbeatThread(self._driver.memory.claim, INTERVAL)
+                self._heartbeat.start()
         return self._driver
 
     def initialOffset(self) -> dict[str, Any]:
@@ -87,10 +93,10 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         """
         Acknowledge `start`, and plan the batch after it.
 
-        Spark 4.0 and 4.1 do not pass `start`. When a query starts, they ask for the tasks of the
-        last batch in the offset log. They call this method only if that batch is in the commit log.
-        So the batch whose tasks Spark asked for last is in the commit log, and its end is used as
-        `start`.
+        Spark 4.0 and 4.1 do not pass `start`. Then the end of the batch whose tasks Spark asked for
+        last is used. This batch is in the commit log: when a query starts, Spark asks for the tasks
+        of the last batch in the offset log, and calls this method only when that batch is
+        committed.
         """
         if start is None:
             warn_once(
@@ -128,14 +134,18 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         """On an executor, receive, or return again what an earlier attempt has received."""
         schema = spark_api.to_arrow_schema(self.columns)
         for task in partition.tasks:
-            work = partial(receive, task=task, spark_batch=spark_api.current_batch())
-            with Session(
-                self.options, task.name, keep_connection=True, was_reached=True
-            ) as session:
-                rows = session.run_with_retries(work)
-                queue = session.open().canonical(task.queue)
-            yield from (read_chunk(chunk, schema, queue) for chunk in record_batches(rows))
-            del rows  # frees the memory before the next task receives
+            # its own generator, so that the memory is freed before the next task receives
+            yield from self._read_task(task, schema)
+
+    def _read_task(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        work = partial(receive, task=task, spark_batch=spark_api.current_batch())
+        with Session(self.options, task.name, keep_connection=True, was_reached=True) as session:
+            result = session.run_with_retries(work)
+            queue = session.open().canonical(task.queue)
+        batches = [*record_batches(result.rows)]
+        parsed: Sequence[Headers | None] = result.headers or [None] * len(batches)
+        for rows, headers in zip(batches, parsed, strict=True):
+            yield read_columns(rows, headers, schema, queue)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Acknowledge `end`."""
@@ -143,12 +153,16 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
 
     def stop(self) -> None:
         """Close the driver's session. Spark does not always call this method."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         if self._driver is not None:
             self._driver.close()
 
 
-def read_chunk(chunk: pa.RecordBatch, schema: pa.Schema, queue: str) -> pa.RecordBatch:
+def read_columns(
+    rows: pa.RecordBatch, headers: Headers | None, schema: pa.Schema, queue: str
+) -> pa.RecordBatch:
     """Return rows of a queue with the columns of a read. Log how many of them are poison."""
-    batch = to_read_columns(chunk, schema, queue=queue)
+    batch = to_read_columns(rows, schema, queue=queue, headers=headers)
     warn_of_poison(batch, queue)
     return batch

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from sqlq_spark.receive.batch import CEILING
 
-from . import ours, start, yardsticks
-from .stand import BATCHES, CORES, MANY
+from . import delta, ours, start, yardsticks
+from .stand import BATCHES, CORES, ERROR_QUEUE, MANY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -98,6 +98,7 @@ def _spread(delivery: str, queues: int) -> Line:
     return Line(f"queues-{queues}-{delivery}", ready, run)
 
 
+_receive_map_errors = partial(ours.receive, headersFormat="map", errorQueue=ERROR_QUEUE)
 _batch, _batches, _nothing = _waiting(1), _waiting(BATCHES), _few(0)
 
 # A line stands next to its yardsticks, so that they are measured seconds apart.
@@ -106,8 +107,13 @@ LINES = (
     Line("receive-json", _batches, ours.receive),
     Line("by-hand", _batch, yardsticks.by_hand),
     Line("jdbc-read", _shelf, partial(yardsticks.read, tuned=False)),
+    Line("receive-json-errors", _batches, partial(ours.receive, errorQueue=ERROR_QUEUE)),
     Line("receive-map", _batches, partial(ours.receive, headersFormat="map")),
-    Line("receive-delta", _batches, ours.receive_delta),
+    Line("receive-map-errors", _batches, _receive_map_errors),
+    Line("parquet-delta", delta.write_parquet, delta.parquet_to_delta),
+    Line("receive-delta", _batches, partial(delta.receive, errorQueue=ERROR_QUEUE)),
+    Line("job-delta", _batches, partial(delta.job, typed=False)),
+    Line("job-delta-typed", _batches, partial(delta.job, typed=True)),
     Line("receive-json-hard", _waiting(BATCHES, "hard"), ours.receive),
     Line("by-hand-hard", _waiting(1, "hard"), yardsticks.by_hand),
     Line("jdbc-read-tuned", _shelf, partial(yardsticks.read, tuned=True)),
@@ -124,12 +130,16 @@ LINES = (
     Line("lock-and-look", _nothing, ours.lock_and_look, "ms"),
     Line("python-batch", _nothing, yardsticks.python_batch, "ms"),
     Line("rate-batch", _nothing, yardsticks.rate_batch, "ms"),
+    Line("small-batch-delta", _few(25), delta.small_batches, "ms"),
+    Line("python-batch-delta", _nothing, delta.python_batch, "ms"),
     Line("small-batch-of-64", ours.fill_many, ours.many_small, "ms"),
     Line("idle", ours.empty_many, partial(ours.idle, 1), "ms"),
     Line("idle-of-64", ours.empty_many, partial(ours.idle, len(MANY)), "ms"),
     Line("start", _few(1), start.ours, "ms"),
     Line("python-start", _nothing, start.nothing, "ms"),
     Line("latency", _nothing, ours.latency, "ms"),
+    Line("latency-delta", _nothing, partial(delta.latency, delay="1s"), "ms"),
+    Line("latency-delta-quick", _nothing, partial(delta.latency, delay="100ms"), "ms"),
 )
 # Each of these changes one size. They run only if --only names them.
 GROWTH = (
@@ -142,7 +152,12 @@ GROWTH = (
 # Line → another line → the aim for the ratio of their medians. It is the least ratio, or for times
 # the greatest ratio. Line → p99 → the greatest p99.
 AIMS: Mapping[str, Mapping[str, float]] = {
-    "receive-json": {"by-hand": 0.55, "jdbc-read": 0.5, "limit": 0.6, "transport-loop": 25},
+    "receive-json": {"by-hand": 0.65, "jdbc-read": 0.5, "limit": 0.6, "transport-loop": 25},
+    "receive-json-errors": {"receive-json": 0.97},
+    "receive-map-errors": {"receive-map": 0.97},
+    "receive-delta": {"parquet-delta": 0.9},
+    "job-delta": {"parquet-delta": 0.9},
+    "small-batch-delta": {"python-batch-delta": 1.2},
     "receive-map": {"by-hand": 0.45, "jdbc-read": 0.4, "transport-loop": 25},
     "receive-json-hard": {"by-hand-hard": 0.55},
     "browse-json": {"jdbc-read": 1.0},

@@ -42,14 +42,14 @@ _IDLE = 15.0  # seconds of an idle stream
 _WARM = 10.0  # seconds that the idle stream runs before it is measured
 
 
-def _stream(stand: Stand, most: int, path: str | None = "orders", **options: Any) -> DataFrame:
+def receiving(stand: Stand, most: int, path: str | None = "orders", **options: Any) -> DataFrame:
     """Rows of a stream, with batches of so many messages and headers as text."""
     source = stand.spark.readStream.format(stand.ours).option("url", stand.url)
     source = source.option("headersFormat", "json").option("maxMessagesPerTrigger", most)
     return source.options(**options).load(path)
 
 
-def _drain(stand: Stand, writer: DataStreamWriter) -> list[Any]:
+def drain(stand: Stand, writer: DataStreamWriter) -> list[Any]:
     """Run a stream until nothing waits, and return its progress."""
     writer = writer.option("checkpointLocation", stand.checkpoint())
     query = writer.trigger(availableNow=True).start()
@@ -57,9 +57,9 @@ def _drain(stand: Stand, writer: DataStreamWriter) -> list[Any]:
     return query.recentProgress
 
 
-def _steady_rate(stand: Stand, writer: DataStreamWriter, messages: int) -> float:
+def steady_rate(stand: Stand, writer: DataStreamWriter, messages: int) -> float:
     """Messages/s over all batches with rows but the first, by their whole duration."""
-    batches = [each for each in _drain(stand, writer) if each.numInputRows]
+    batches = [each for each in drain(stand, writer) if each.numInputRows]
     expect("the stream received", sum(each.numInputRows for each in batches), messages)
     seconds = sum(each.durationMs["triggerExecution"] for each in batches[1:]) / 1000
     return float(sum(each.numInputRows for each in batches[1:]) / seconds)
@@ -71,24 +71,17 @@ def _steady_rate(stand: Stand, writer: DataStreamWriter, messages: int) -> float
 def receive(stand: Stand, most: int | None = None, **options: Any) -> list[float]:
     """Batches to noop. Messages/s."""
     most = most or stand.messages
-    writer = _stream(stand, most, **options).writeStream.format("noop")
-    rate = _steady_rate(stand, writer, most * BATCHES)
+    writer = receiving(stand, most, **options).writeStream.format("noop")
+    rate = steady_rate(stand, writer, most * BATCHES)
     expect("left in the queue:", stand.database.count("orders"), 0)
     return [rate]
 
 
-def receive_delta(stand: Stand) -> list[float]:
-    """Batches to a Delta table on the local disk. Messages/s."""
-    writer = _stream(stand, stand.messages).writeStream.format("delta")
-    writer = writer.option("path", stand.checkpoint())
-    return [_steady_rate(stand, writer, stand.messages * BATCHES)]
-
-
 def queue_to_queue(stand: Stand) -> list[float]:
     """Batches from one queue to another, each message exactly once. Messages/s."""
-    sink = _stream(stand, stand.messages).drop("queue").writeStream.format(stand.ours)
+    sink = receiving(stand, stand.messages).drop("queue").writeStream.format(stand.ours)
     writer = sink.option("url", stand.url).option("queue", "sent")
-    rate = _steady_rate(stand, writer, stand.messages * BATCHES)
+    rate = steady_rate(stand, writer, stand.messages * BATCHES)
     expect("the queue holds", stand.database.count("sent"), stand.messages * BATCHES)
     return [rate]
 
@@ -104,7 +97,7 @@ def browse(headers: str, stand: Stand) -> list[float]:
 
 def small_batches(stand: Stand) -> list[float]:
     """Micro-batches of one message to noop. Milliseconds each."""
-    return durations(_drain(stand, _stream(stand, 1).writeStream.format("noop")))
+    return durations(drain(stand, receiving(stand, 1).writeStream.format("noop")))
 
 
 def lock_and_look(stand: Stand) -> list[float]:
@@ -121,12 +114,12 @@ def lock_and_look(stand: Stand) -> list[float]:
 
 def backlog(stand: Stand) -> list[float]:
     """The first micro-batches of a hundredth of a batch, while four wait. Milliseconds each."""
-    return first_batches(stand, _stream(stand, max(1, stand.messages // 100)))
+    return first_batches(stand, receiving(stand, max(1, stand.messages // 100)))
 
 
 def latency(stand: Stand) -> list[float]:
     """Messages sent one by one to an idle stream: commit to end of batch. Milliseconds each."""
-    sink = _stream(stand, stand.messages).writeStream.format("noop")
+    sink = receiving(stand, stand.messages).writeStream.format("noop")
     query = sink.option("checkpointLocation", stand.checkpoint()).start()
     try:
         # the first batch does not count, because it loads code
@@ -155,7 +148,7 @@ def _arrival(stand: Stand, query: StreamingQuery) -> float:
 
 
 def _many(stand: Stand, queues: int) -> DataStreamWriter:
-    rows = _stream(stand, queues, None, queues=",".join(MANY[:queues]))
+    rows = receiving(stand, queues, None, queues=",".join(MANY[:queues]))
     return rows.writeStream.format("noop")
 
 
@@ -173,7 +166,7 @@ def empty_many(stand: Stand) -> None:
 
 def many_small(stand: Stand) -> list[float]:
     """Micro-batches of one message from each of 64 queues, to noop. Milliseconds each."""
-    return durations(_drain(stand, _many(stand, len(MANY))))
+    return durations(drain(stand, _many(stand, len(MANY))))
 
 
 def idle(queues: int, stand: Stand) -> list[float]:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 CORES = 2
 BATCHES = 4  # batches of one stream; the first warms up and does not count
 MANY = tuple(f"many{at}" for at in range(64))
-QUEUES = ("orders", "shelf", "sent", *MANY)
+ERROR_QUEUE = "failed"
+QUEUES = ("orders", "shelf", "sent", ERROR_QUEUE, *MANY)
 # name of a form of headers → Spark's expression that makes it of the headers of a .NET endpoint
 FORMS = {
     "white space": """replace(replace(headers, '":"', '": "'), '","', '", "')""",

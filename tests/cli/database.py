@@ -82,9 +82,8 @@ def received(
             messages=messages,
             options=options,
         )
-        bodies: list[bytes] = receive(connection, task, spark_batch=SparkBatch())[
-            "body"
-        ].to_pylist()
+        result = receive(connection, task, spark_batch=SparkBatch())
+        bodies: list[bytes] = result.rows["body"].to_pylist()
         return bodies
 
 

@@ -331,7 +331,7 @@ class Bench:
         spark_batch: SparkBatch = NO_SPARK_BATCH,
     ) -> pa.Table:
         """Run a task once, as an executor does."""
-        return receive(connection or self.connection, task, spark_batch=spark_batch)
+        return receive(connection or self.connection, task, spark_batch=spark_batch).rows
 
     @contextmanager
     def uncommitted_task(self, task: Task, application: str) -> Iterator[pa.Table]:

@@ -120,7 +120,7 @@ def test_two_streams_that_enter_at_once(bench: Bench, queries: int) -> None:
             attempt.result(timeout=TIMEOUT)
         assert bodies(bench.receive(first, spark_batch=RUN)) == [b"message"]
     else:
-        assert bodies(attempt.result(timeout=TIMEOUT)) == [b"message"]
+        assert bodies(attempt.result(timeout=TIMEOUT).rows) == [b"message"]
         connection.run("commit")
 
 

@@ -43,7 +43,8 @@ def test_messages_arrive_as_sent_and_expired_ones_are_gone(bench: Bench) -> None
     alive = bench.dotnet.rows(bench.queue)[:3]
     task = bench.task(bench.new_stream(), batch=3, task=2, error_address=bench.error_queue)
 
-    rows = receive(bench.open_connection(), task, spark_batch=SparkBatch(query_id="q", number=7))
+    session = bench.open_connection()
+    rows = receive(session, task, spark_batch=SparkBatch(query_id="q", number=7)).rows
 
     assert rows.to_pylist() == [row._asdict() | {"id": row.id.bytes} for row in alive]
     assert bench.waiting_seqs() == []
@@ -117,7 +118,7 @@ def test_a_second_attempt_at_the_same_time_waits_and_then_replays(bench: Bench) 
         until(lambda: bench.dotnet.waiting(f"{bench.session_prefix} second"))
         assert not attempt.done()
 
-    assert attempt.result(timeout=TIMEOUT).equals(rows)
+    assert attempt.result(timeout=TIMEOUT).rows.equals(rows)
     assert rows.num_rows == 50
 
 
@@ -249,8 +250,9 @@ def test_a_session_lost_at_any_statement_of_a_task_is_done_again(bench: Bench) -
             bytes_each=9999.0,
         )
 
-        rows = session.run_with_retries(partial(receive, task=task, spark_batch=SparkBatch()))
+        result = session.run_with_retries(partial(receive, task=task, spark_batch=SparkBatch()))
 
+        rows = result.rows
         moved = bench.dotnet.rows(bench.error_queue)
         assert sorted([*rows["id"].to_pylist(), *(row.id.bytes for row in moved)]) == sorted(sent)
         assert bodies(rows) == [b"1", b"4"]
@@ -272,9 +274,9 @@ def test_a_session_lost_in_transaction_mode_none_repeats_nothing(bench: Bench) -
     for session, after in bench.kill_at_each_statement():
         bench.dotnet.send_many(bench.queue, [b"1", b"2", b"3"])
 
-        rows = session.run_with_retries(partial(receive, task=task, spark_batch=SparkBatch()))
+        result = session.run_with_retries(partial(receive, task=task, spark_batch=SparkBatch()))
 
-        assert bodies(rows) == ([] if after else [b"1", b"2", b"3"])
+        assert bodies(result.rows) == ([] if after else [b"1", b"2", b"3"])
         assert bench.receive(task).num_rows == 0
 
     assert {"receive", "commit"} <= set(bench.killed_statements)

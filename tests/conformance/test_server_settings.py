@@ -405,7 +405,8 @@ def works(bench: Bench) -> tuple[str, dict[str, Callable[[], object]]]:
             return acknowledge(connection, Offset(stream=stream, batch=1), bench.claim).batch
 
     def attempt() -> list[bytes]:
-        return bodies(again(partial(receive, task=bench.task(stream), spark_batch=NO_SPARK_BATCH)))
+        task = bench.task(stream)
+        return bodies(again(partial(receive, task=task, spark_batch=NO_SPARK_BATCH)).rows)
 
     return stream, {
         "attempt": attempt,

@@ -17,16 +17,20 @@ from strict_headers import loads
 from wire import Case, cases
 
 from sqlq_spark.receive import browse
+from sqlq_spark.receive.forward import find_marked
+from sqlq_spark.receive.task import receive
 from sqlq_spark.send import dispatch
 from sqlq_spark.send.sender import Sender
 from sqlq_spark.wire import headers
 from sqlq_spark.wire.header_columns import to_read_columns
-from sqlq_spark.wire.rows import record_batches
+from sqlq_spark.wire.rows import NO_SPARK_BATCH, record_batches
 
 from .shapes import SQLSERVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from sqlq_spark.receive.batch import TaskResult
 
     from .conftest import Bench
 
@@ -119,6 +123,33 @@ def test_every_row_is_browsed_and_received_as_it_should(bench: Bench, table: str
     found = read(tables, ALONE)  # a header alone is the one among all of them
     assert {name: found[name] for name in sound} == sound
     assert bench.waiting_seqs() == []
+
+
+def test_the_search_for_poison_parses_the_headers_for_the_read(bench: Bench) -> None:
+    """
+    With an error queue the columns come from that parse, and are the same as from another one.
+
+    Where poison was moved away, the rows are not those that were parsed.
+    """
+
+    def take() -> TaskResult:
+        task = bench.task(bench.new_stream(), error_address=bench.error_queue)
+        return receive(bench.connection, task, spark_batch=NO_SPARK_BATCH)
+
+    texts = [case.headers for case in put(bench, None, elsewhere=False) if not case.poison]
+    first = take()
+    for text in texts:
+        if find_marked(pa.chunked_array([[text]], pa.string())) is None:
+            bench.dotnet.send(bench.queue, text, b"{}")
+    result = take()
+
+    assert first.diverted > 0
+    assert first.headers is None
+    assert result.headers is not None
+    for schema in (MAPS, JSON, ALONE):
+        for rows, parsed in zip(record_batches(result.rows), result.headers, strict=True):
+            found = to_read_columns(rows, schema, queue="q", headers=parsed)
+            assert found.equals(to_read_columns(rows, schema, queue="q"))
 
 
 def sent(bench: Bench, column: pa.Array, bodies: list[bytes]) -> list[tuple[str, bytes | None]]:

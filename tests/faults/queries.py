@@ -236,10 +236,10 @@ class Driver:
 
         def run() -> Result:
             with Session(world.source, "task") as session:
-                rows = session.run_with_retries(
+                result = session.run_with_retries(
                     lambda connection: receiving.receive(connection, task, spark_batch=spark_batch)
                 )
-            bodies = rows["body"].to_pylist()
+            bodies = result.rows["body"].to_pylist()
             return Result(task.key, bodies, stage_rows(checkpoint.sink, bodies, spark_batch))
 
         def end() -> None:

@@ -55,8 +55,8 @@ class Stream:
         bodies: list[bytes] = []
         with StateSession(self.options, f"{self.name} 1/0") as session:
             for task in self.loop.tasks(self.end):
-                rows = receive(session.open(), task, spark_batch=spark_batch)
-                bodies += rows["body"].to_pylist()
+                result = receive(session.open(), task, spark_batch=spark_batch)
+                bodies += result.rows["body"].to_pylist()
         return bodies
 
     def batch(self) -> list[bytes]:

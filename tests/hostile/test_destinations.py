@@ -250,7 +250,7 @@ class Scene:
             messages=1000,
             options=options if errors else replace(options, error_address=None),
         )
-        return receive(self.connection(**raw), task, spark_batch=SparkBatch())
+        return receive(self.connection(**raw), task, spark_batch=SparkBatch()).rows
 
     def send(
         self, queue: str | None, connection: Any = None, topics: Any = None, /, **raw: str

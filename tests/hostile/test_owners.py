@@ -171,7 +171,7 @@ def receive_all(options: SourceOptions) -> int:
         options=options,
     )
     with Session(options, "test") as session:
-        return int(receive(session.open(), task, spark_batch=NO_SPARK_BATCH).num_rows)
+        return int(receive(session.open(), task, spark_batch=NO_SPARK_BATCH).rows.num_rows)
 
 
 def by_option(world: World, login: str, owner: str) -> bool:

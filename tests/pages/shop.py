@@ -168,8 +168,8 @@ class Stream:
         """The bodies that the tasks of the open batch return."""
         connection = self.loop._session.open()  # noqa: SLF001
         tasks = self.loop.tasks(self.offset)
-        tables = (receive(connection, task, spark_batch=NO_SPARK_BATCH) for task in tasks)
-        return [body for each in tables for body in each["body"].to_pylist()]
+        results = (receive(connection, task, spark_batch=NO_SPARK_BATCH) for task in tasks)
+        return [body for each in results for body in each.rows["body"].to_pylist()]
 
     @property
     def id(self) -> str:
