@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 # is busy with another source.
 IDLE = 0.05
 POLLED = 0.03
+# The pauses of a stream are up to this share of peekDelay longer. The share is drawn once.
+MOST_JITTER = 0.1
 
 
 @dataclass
@@ -65,7 +68,11 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
             from sqlq_spark.admin import doctor  # noqa: PLC0415 - a task needs none
 
             self._driver = StreamDriver(
-                self.options, time.monotonic, doctor.at_start, heartbeat=INTERVAL
+                self.options,
+                time.monotonic,
+                doctor.at_start,
+                jitter=random.uniform(0.0, MOST_JITTER),  # noqa: S311 - no secret
+                heartbeat=INTERVAL,
             )
         return self._driver
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ with suppress(ImportError):  # the runner says what to install
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+log = logging.getLogger("sqlq_spark")
+
 # Options that the read and the sinks have in common.
 SHARED = (*LOGIN_OPTIONS, "trustedOwners", "allowedDestinations", "queryTimeout", "stateSchema")
 # A message type with a longer name gets no table of its own.
@@ -57,6 +60,7 @@ OTHER = "other"  # the table of the types that have no table of their own
 STEM = 60  # how many last characters of a type's name are part of its table's name
 # How many types of a batch get a table of their own, besides the types that the settings name.
 MOST_TYPES = 50
+REASONS_SHOWN = 5  # how many reasons the warning of failed messages names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +197,11 @@ def read_ddl(message_type: str, given: str) -> str:
 
 def run(spark: SparkSession, settings: QueueToDeltaSettings) -> dict[str, Any]:
     appender = Appender(settings)
-    return table_writer.receive_into(spark, settings, appender.add_columns, appender.write)
+    totals = table_writer.receive_into(spark, settings, appender.add_columns, appender.write)
+    if settings.ddl and (appender.has_written or not totals["batches"]):
+        # With Spark Connect a process of the server writes, so its count is not known here.
+        totals |= {"failed": appender.failed, "error_queue": settings.error_queue}
+    return totals
 
 
 class Appender:
@@ -210,6 +218,8 @@ class Appender:
         self.settings = settings
         self.schemas = list[bodies.Schema]()
         self.schema: bodies.Schema | None = None  # the schema of all messages, if there is one
+        self.has_written = False  # whether batches are written in this process
+        self.failed = 0  # how many messages this process sent to the error queue
 
     def add_columns(self, received: DataFrame) -> DataFrame:
         """
@@ -243,6 +253,7 @@ class Appender:
     def write(self, batch: DataFrame, query: str, number: int) -> None:
         """Write a batch. A replay has the same rows, and writes them to the same tables."""
         settings = self.settings
+        self.has_written = True
         iceberg = settings.format == "iceberg"
         append = table_writer.append_iceberg if iceberg else table_writer.append_delta
         with suppress(PySparkException):  # serverless refuses persist: the batch is read again
@@ -260,11 +271,25 @@ class Appender:
                 failed = unfit.select(*functions.fail(bodies.EXCEPTION, reason, json=settings.json))
                 options = settings.failures(application(query, "failed", settings), number)
                 failed.write.format("sqlqueue").mode("append").options(**options).save()
+                self.report_failed(unfit.groupBy(reason.alias("reason")).count(), number)
             if settings.acknowledge_retries:
                 table_writer.report_retries(good, settings.answers(), json=settings.json)
         finally:
             with suppress(PySparkException):
                 batch.unpersist()
+
+    def report_failed(self, reasons: DataFrame, number: int) -> None:
+        """Count and log the messages of a batch that went to the error queue."""
+        found = reasons.orderBy(F.desc("count"), "reason").limit(REASONS_SHOWN).collect()
+        failed = reasons.agg(F.sum("count")).collect()[0][0]
+        self.failed += failed
+        log.warning(
+            "batch %d: %d messages whose body does not fit the schema went to %s (%s)",
+            number,
+            failed,
+            self.settings.error_queue,
+            "; ".join(f"{row['reason']}: {row['count']}" for row in found),
+        )
 
     def shares(self, rows: DataFrame) -> Iterator[tuple[str, DataFrame, bodies.Schema | None]]:
         """

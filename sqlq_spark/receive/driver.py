@@ -28,6 +28,7 @@ from sqlq_spark.errors import (
     ReceiptsMissing,
     StreamOfOtherQueue,
 )
+from sqlq_spark.options.names import database_name
 from sqlq_spark.receive import pace, peek, receipts
 from sqlq_spark.receive.batch import (
     INITIAL,
@@ -204,15 +205,21 @@ class StreamDriver:
         clock: Callable[[], float],
         at_start: Callable[[Connection, SourceOptions], None],
         *,
+        jitter: float = 0.0,
         heartbeat: float | None = None,
     ) -> None:
         """
         Create the driver of a stream, without a connection.
 
-        `clock` returns monotonic seconds. `at_start` checks the queues once, before the first look.
-        `heartbeat` is the time between two heartbeats, in seconds. If it is None, there are none.
+        Args:
+            options: the options of the read.
+            clock: returns monotonic seconds.
+            at_start: checks the queues once, before the first look.
+            jitter: the share of `peekDelay` by which each of its pauses is longer. Streams that
+                started together then do not look at their queues together.
+            heartbeat: the time between two heartbeats, in seconds. If it is None, there are none.
         """
-        self.options = options
+        self.options = replace(options, peek_delay=options.peek_delay * (1 + jitter))
         self.clock = clock
         self.queues = dict(zip(options.names, options.addresses, strict=True))
         self.memory = Memory(
@@ -233,6 +240,7 @@ class StreamDriver:
         if heartbeat is not None and self._has_receipts:
             self._heartbeat = HeartbeatWriter(self.memory.claim, heartbeat)
         self._at_start = at_start
+        self._given = options  # without the jitter, for what at_start says of peekDelay
         self._is_purged = False
         self._is_checked = False
         self._is_over = False  # whether a run of AvailableNow ended before its queues were empty
@@ -281,14 +289,17 @@ class StreamDriver:
         memory = self.memory
         closed = memory.closed
         outcomes = {outcome.queue: outcome for outcome in closed.outcomes}
+        naming = self.options.naming
         queues = {
             name: peek.report_queue(name, look.found, self.options.max_messages, now)
+            | {"name": naming.plain_name(self.queues[name])}
             for name, look in memory.looks.items()
             if look.found.messages or name in outcomes
         }
         ages = [queue["oldestWaited"] for queue in queues.values()]
         report: dict[str, Any] = {
             "queue": memory.claim.queue,
+            "database": database_name(self.options.url),
             "backlog": sum(queue["backlog"] for queue in queues.values()),
             "backlogIsEstimate": any(queue["backlogIsEstimate"] for queue in queues.values()),
             "oldestWaited": max((age for age in ages if age is not None), default=None),
@@ -297,7 +308,9 @@ class StreamDriver:
         }
         if memory.end.stream is not None:
             report["lastBatch"] = closed.report()
-        if len(memory.looks) > 1:
+        if len(memory.looks) == 1:
+            report["name"] = naming.plain_name(self.options.address)
+        else:
             for name in queues.keys() & outcomes.keys():
                 last_batch = receipts.report_batch(closed.batch, [outcomes[name]])
                 queues[name]["lastBatch"] = last_batch
@@ -329,7 +342,7 @@ class StreamDriver:
             queues = ", ".join(map(connection.printed, options.addresses))
             log.warning("%s: %d messages purged (purgeOnStartup=true)", queues, purged)
         if not self._is_checked:
-            self._at_start(connection, options)
+            self._at_start(connection, self._given)
             self._is_checked = True
 
     def _freeze(self, connection: Connection) -> None:

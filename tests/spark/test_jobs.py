@@ -101,8 +101,14 @@ BAD: list[tuple[bytes | None, str]] = [
 ]
 
 
-def test_bodies_become_columns_or_go_to_the_error_queue(queue: SparkQueue) -> None:
-    """Bad ones have reason, headers and id. A retry that fails again is not acknowledged."""
+def test_bodies_become_columns_or_go_to_the_error_queue(
+    queue: SparkQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    Bad ones have reason, headers and id. A retry that fails again is not acknowledged.
+
+    The totals count them, and a warning names the error queue and the most frequent reason.
+    """
     error, control = queue.another("error"), queue.another("ServiceControl")
     made, given = receiving(queue, schema=DDL, error_queue=error.name)
     for at, (body, _) in enumerate([*GOOD, *BAD]):
@@ -113,6 +119,10 @@ def test_bodies_become_columns_or_go_to_the_error_queue(queue: SparkQueue) -> No
 
     rows = sorted(delta_rows(queue.folder / "table"), key=lambda row: row["seq"])
     assert totals["messages"] == len(GOOD) + len(BAD)
+    assert (totals["failed"], totals["error_queue"]) == (len(BAD), error.name)
+    [warning] = [each for each in caplog.messages if "does not fit the schema went to" in each]
+    assert f"{len(BAD)} messages whose body does not fit the schema went to {error.name}" in warning
+    assert "the body is not one JSON object: " in warning
     assert [row["body"] for row in rows] == [body for body, _ in GOOD]
     for row, (_, expected) in zip(rows, GOOD, strict=True):
         assert {name: row[name] for name in expected} == expected
