@@ -185,6 +185,8 @@ OUTSIDE = {
     "datasource/write.py discard",
     "jobs/maintenance.py run",
     "receive/due.py _move",
+    "receive/heartbeat.py _run",
+    "receive/heartbeat.py beat",
     "send/insert.py send_in_transaction",
 }
 
