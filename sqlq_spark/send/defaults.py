@@ -11,6 +11,10 @@ The value of a header comes from the first of these that has one:
 Together the headers in SENT_BY name the sender. If a row has the header TimeSent, another sender
 has sent the message before. Then the row gets none of the headers in SENT_BY, unless the option
 originatingEndpoint is set. That option is a default for all rows.
+
+StartNewTrace is "True" for an event and "False" for all other messages, as endpoints write it. A
+message that another sender has sent before keeps what it has. A delayed message that carries a
+traceparent gets "True", because its receiver would continue a trace that ended long before.
 """
 
 from __future__ import annotations
@@ -76,6 +80,7 @@ class Defaults:
     correlation: pa.Array  # the column `correlationId`
     replies: pa.Array  # the column `replyToAddress`
     deliver_at: pa.Array  # the text of the header DeliverAt; null if the row is not delayed
+    traced_later: pa.Array  # "True" for a delayed row with a traceparent, otherwise null
     forward: pa.Array  # where delayed messages go when they are due
     sent: datetime
     sent_by: Mapping[str, str]  # the headers that `name_sender` returned
@@ -88,6 +93,8 @@ class Defaults:
             missing = unsent if name == wire.TIME_SENT else self.own_headers.missing(name)
             if name in SENT_BY and not self._is_stated(name):
                 missing = pc.and_(missing, unsent)
+            elif name == wire.START_NEW_TRACE:
+                missing = pc.and_(missing, pc.or_(unsent, self.traced_later.is_valid()))
             # a default is computed only where some row lacks the header
             value = compute() if pc.any(missing).as_py() else None
             if isinstance(value, str) or (value is not None and value.null_count < len(value)):
@@ -101,6 +108,7 @@ class Defaults:
         """Return a function that computes each header, in the order that messages have."""
         columns: dict[str, Callable[[], pa.Array | str | None]] = {
             wire.MESSAGE_ID: lambda: self.ids.message_ids,
+            wire.START_NEW_TRACE: self._new_traces,
             wire.MESSAGE_INTENT: self._intents,
             wire.CONVERSATION_ID: self.ids.conversation_ids,
             wire.CORRELATION_ID: self._correlation_ids,
@@ -120,6 +128,15 @@ class Defaults:
         if self.topics is None:
             return self.options.intent
         return pc.if_else(self.topics.is_valid(), "Publish", self.options.intent)
+
+    def _new_traces(self) -> pa.Array | str:
+        if self.topics is not None:
+            return pc.if_else(
+                pc.or_(self.topics.is_valid(), self.traced_later.is_valid()), "True", "False"
+            )
+        if self.traced_later.null_count == len(self.traced_later):
+            return "False"
+        return pc.coalesce(self.traced_later, "False")
 
     def _message_types(self) -> pa.Array | str | None:
         """Return the option messageType. If it is not set, return the topics of published rows."""

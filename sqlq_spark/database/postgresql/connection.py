@@ -133,7 +133,7 @@ def connect(
     )
     try:
         # the limit is read now: when it has ended the session, it can no longer be read
-        connection.transaction_limit = connection.value("transaction_limit") or 0.0
+        connection.read_limit()
     except BaseException:
         connection.close()
         raise
@@ -230,6 +230,13 @@ class Connection(database.Connection):
         name = POSTGRESQL.quote_address(queue)
         columns = self.rows("queue_columns", database.Column, table_name=name)
         return {column.name: column.type for column in columns}
+
+    def read_limit(self) -> None:
+        """Read the limit of this login's transactions. It is the session's first statement."""
+        limit = self.value("transaction_limit")
+        if isinstance(limit, bytes):  # of a type that the driver has not found
+            raise errors.NamesQuoted(server=self.server)
+        self.transaction_limit = limit or 0.0
 
     def run_script(self, text: str) -> list[Any]:
         with named_refusal(), self._raw.cursor() as cursor:
