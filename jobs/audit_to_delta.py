@@ -1,4 +1,4 @@
-"""Starts the job audit_to_delta under spark-submit; it is in sqlq_spark/jobs/audit_to_delta.py."""
+"""Starts the job of the module sqlq_spark.jobs.audit_to_delta, for spark-submit."""
 
 from sqlq_spark.jobs.audit_to_delta import main
 

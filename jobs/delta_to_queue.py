@@ -1,4 +1,4 @@
-"""Starts the job delta_to_queue under spark-submit; it is in sqlq_spark/jobs/delta_to_queue.py."""
+"""Starts the job of the module sqlq_spark.jobs.delta_to_queue, for spark-submit."""
 
 from sqlq_spark.jobs.delta_to_queue import main
 

@@ -1,4 +1,4 @@
-"""Starts the job error_triage under spark-submit; it is in sqlq_spark/jobs/error_triage.py."""
+"""Starts the job of the module sqlq_spark.jobs.error_triage, for spark-submit."""
 
 from sqlq_spark.jobs.error_triage import main
 

@@ -1,4 +1,4 @@
-"""Starts the job maintenance under spark-submit; it is in sqlq_spark/jobs/maintenance.py."""
+"""Starts the job of the module sqlq_spark.jobs.maintenance, for spark-submit."""
 
 from sqlq_spark.jobs.maintenance import main
 

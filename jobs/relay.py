@@ -1,4 +1,4 @@
-"""Starts the job relay under spark-submit; it is in sqlq_spark/jobs/relay.py."""
+"""Starts the job of the module sqlq_spark.jobs.relay, for spark-submit."""
 
 from sqlq_spark.jobs.relay import main
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["SqlQueueError", "__version__", "open_batch", "register"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 versions.check_versions()  # checks only the version of Python
 

@@ -1,8 +1,8 @@
 """
-Reads files of a checkpoint with Spark.
+Reads files of a checkpoint, with Spark and not with Python.
 
-The files may be in object storage, in HDFS or in a volume, and with Spark Connect they are on the
-server. So perhaps only Spark can reach them.
+The files may be in object storage, in HDFS or in a volume. With Spark Connect they are on the
+server. So perhaps only Spark can read them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def open_batch(spark: SparkSession, checkpoint: str) -> int | None:
     """
-    Find the batch that a query has planned and not committed. The query's next start repeats it.
+    Find the batch that a query has planned but not committed. Its next start repeats the batch.
 
     Args:
         spark: a session, classic or Spark Connect, that can read the checkpoint.
@@ -56,8 +56,8 @@ def read_files(
     """
     Read the files in a folder, and return one column: by default the paths of the files.
 
-    Returns None if the folder does not exist. Spark lists no empty file, and no file whose name
-    begins with a dot or an underscore.
+    Returns None if the folder does not exist. Empty files are missing in the result, and so are
+    files whose name begins with a dot or an underscore: Spark does not list them.
     """
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - an extra
 

@@ -69,7 +69,7 @@ class JobFailed(SqlQueueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """The counts at the end. Messages are recognised by the message ids in their headers."""
+    """The counts at the end. Messages are counted by the message ids in their headers."""
 
     sent: int  # how many messages were in the queue after the write
     received: int  # how many rows the table has
@@ -104,7 +104,8 @@ def run_demo(bars: Progress, *, messages: int, keep: Path | None) -> Counts:
     receiving = bars.add_task("receive", start=False, visible=False, total=messages, count="")
     done: dict[str, Any] = {"total": 1, "completed": 1, "count": ""}
     with bars, embedded.run_server(keep) as server, Database(server.url).connection() as connection:
-        # The folder of the server is removed even if this process is killed.
+        # The files are in the server's folder, because that is removed even if this process is
+        # killed.
         temporary = server.home / "tmp"
         temporary.mkdir()
         folder = keep.absolute() if keep else temporary
@@ -138,7 +139,7 @@ def run_demo(bars: Progress, *, messages: int, keep: Path | None) -> Counts:
 
 
 def looks(process: Popen[bytes], connection: Connection) -> Iterator[state_tables.Stream]:
-    """Yield the stream's row, again and again until the process ends."""
+    """Yield the stream's row from time to time, until the process ends."""
     while process.poll() is None:
         time.sleep(POLL)
         yield from state_tables.list_streams(connection)

@@ -1,10 +1,10 @@
 """
 The errors of this package, grouped by their subjects; SqlQueueError is the root of all.
 
-Every message says what failed, where, what was found, and how to fix it.
-The facts of an error are the values in its text. No fact may contain a password: callers remove
-passwords from urls first. Some facts contain names and texts of untrusted people. The text of an
-error shows facts without control characters.
+Every message says what failed, where, what was found, and how to fix it. The facts of an error are
+the values in its text. No fact may contain a password: callers remove passwords from urls first.
+Some facts contain names and texts of untrusted people, so the text of an error shows them without
+control characters.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class SqlQueueError(Exception):
         str(MissingOption(option="queryTimeout", example="30s"))  # "option queryTimeout is …"
         MissingOption(…).describe({"queryTimeout": "--timeout"})  # "option --timeout is …"
 
-    A type checker reads the fields as those of a dataclass. At run time no class is a dataclass,
-    because a frozen exception fails in a context manager. All facts survive pickling between
-    Spark's processes.
+    Type checkers treat the fields as those of a dataclass. At run time no error is a dataclass: a
+    frozen one would fail when it passes a context manager, which sets its traceback. All facts
+    survive pickling between Spark's processes.
     """
 
     template = "{reason}"
@@ -197,7 +197,10 @@ class MissingPackage(SqlQueueError):
 
     package: str
     extra: str
-    template = "package {package} is not installed. Run: pip install 'sqlq-spark[{extra}]'"
+    template = (
+        "package {package} is not installed. Run in the folder of the clone: "
+        "pip install '.[{extra}]'. From a wheel: pip install '<file of the wheel>[{extra}]'"
+    )
 
 
 class UnsupportedVersion(SqlQueueError, ImportError):
@@ -215,8 +218,8 @@ class MissingDelta(SqlQueueError):
 
     template = (
         "Delta Lake is not available in this Spark. With spark-submit, add --properties-file "
-        "conf/spark-defaults.conf, which names the jar. With python, run: pip install "
-        "'sqlq-spark[delta]'"
+        "conf/spark-defaults.conf, which names the jar. With python, run in the folder of the "
+        "clone: pip install '.[delta]'. From a wheel: pip install '<file of the wheel>[delta]'"
     )
 
 
@@ -925,6 +928,14 @@ class StreamNotFound(CheckpointFailure):
         "another database, or the state tables were created again. Set url and stateSchema to "
         "where this checkpoint began. Or start with a new checkpoint."
     )
+
+
+class StreamKept(BadInput):
+    """A stream cannot be removed from the lists."""
+
+    stream: str
+    reason: str
+    template = "stream {stream} was not removed: {reason}"
 
 
 class StreamOfOtherQueue(CheckpointFailure):

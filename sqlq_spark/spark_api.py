@@ -1,15 +1,16 @@
 """
-What this package reads from Spark, and stand-ins for classes that older versions of Spark 4 lack.
+What this package reads from Spark, and classes that replace those that an older Spark lacks.
 
-Databricks Runtime has parts of newer Spark versions, so each class is looked up by name. Spark 4.0
-lacks DataSourceStreamArrowWriter. Spark 4.0 and 4.1 lack admission control: they have no ReadLimit,
-do not call `latestOffset(start, limit)`, and run one micro-batch for Trigger.AvailableNow. A
-stand-in has the constructor of the class that it replaces.
+Spark 4.0 lacks DataSourceStreamArrowWriter. Spark 4.0 and 4.1 lack admission control: they have no
+ReadLimit, do not call `latestOffset(start, limit)`, and run one micro-batch for
+Trigger.AvailableNow. Each class is looked up by name and not by Spark's version, because Databricks
+Runtime has parts of newer Spark versions.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,17 +36,18 @@ except ImportError:
         datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter
     ):
         """
-        A stream's writer that gets record batches from Spark 4.0 too.
+        Replaces the class that Spark 4.0 lacks: a stream's writer that gets record batches.
 
         The worker of Spark 4.0 gives record batches to each DataSourceArrowWriter, and rows to all
-        other writers. It accepts a stream's writer that is also a DataSourceArrowWriter. The base
-        class for streams comes first, so commit and abort are those of a stream.
+        other writers. So this class is both a stream's writer and a DataSourceArrowWriter. The
+        stream's writer is the first base class, so that commit and abort are those of a stream.
         """
 
 
-# Whether one run of Trigger.AvailableNow receives all messages that wait. If not, a run is one
-# micro-batch, even if that only replays a batch. Then start the query again until a run has no
-# micro-batch. The version of a Spark Connect server is not checked.
+# Whether one run of Trigger.AvailableNow receives all messages that wait. If it is False, a run is
+# one micro-batch, and that may be a batch that is only repeated. Then start the query again and
+# again, until a run has no micro-batch. With Spark Connect only the client's version is known here,
+# not the server's.
 DRAINS_AT_ONCE = True
 try:
     from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -97,9 +99,9 @@ def padded_texts(schema: StructType) -> frozenset[tuple[str, str]]:
     """
     Return the columns of type CHAR(n), whose texts Spark fills up with blanks.
 
-    With each column comes the part that is padded: `key` or `value` of a map, or "". The result of
-    an expression on a CHAR(n) column is a string, not CHAR(n). In an INSERT into a table of this
-    format, the column itself is a string too.
+    Each item is the column and the part of it that is padded: `key` or `value` of a map, or "" for
+    any other column. The result of an expression on a CHAR(n) column is a string, not CHAR(n). In
+    an INSERT into a table of this format, the column itself is a string too.
     """
     padded = set()
     for field in schema:
@@ -131,12 +133,32 @@ def current_batch() -> SparkBatch:
     if context is None:
         return SparkBatch()
     batch = context.getLocalProperty("streaming.sql.batchId")
+    query_id = context.getLocalProperty("sql.streaming.queryId")
     return SparkBatch(
-        query_id=context.getLocalProperty("sql.streaming.queryId"),
+        query_id=query_id,
         # the job group is the runId of the query, unless a user's function sets another group
         run_id=context.getLocalProperty("spark.jobGroup.id"),
         number=None if batch is None else int(batch),
+        query_name=find_query_name(context.getLocalProperty("spark.job.description"), query_id),
     )
+
+
+# Spark's description of a job of a query: the query's name, its id, and more lines. Some versions
+# separate the lines with <br/>.
+_DESCRIPTION = re.compile(r"(?s)(.*)(?:\n|<br/>)id = (\S+?)(?:\n|<br/>)")
+_LONGEST_NAME = 200  # characters
+
+
+def find_query_name(description: str | None, query_id: str | None) -> str | None:
+    """
+    Return the name of Spark's query, from the description of its job.
+
+    Returns None if the query has no name, or if a user's function has set another description.
+    """
+    found = _DESCRIPTION.match(description or "")
+    if found is None or query_id is None or found[2] != query_id:
+        return None
+    return found[1].replace("\0", "").strip()[:_LONGEST_NAME] or None
 
 
 def to_arrow_schema(schema: StructType) -> pa.Schema:

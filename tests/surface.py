@@ -53,7 +53,7 @@ def of_metrics() -> Facts:
     """Names in `sources[].latestOffset` of a stream's progress, and those for Prometheus."""
     options = SourceOptions.parse({"url": "postgresql://host/shop", "queues": "a, b"})
     driver = StreamDriver(options, lambda: 0.0, lambda *_: None)
-    outcome = QueueOutcome(options.names[0], 1, 0, 1, 0, 0, 0, None, None)
+    outcome = QueueOutcome(options.names[0], 1, 0, 1, 0, 0, 0, None, None, None)
     last = Closed(1, (outcome,))
     driver.memory = driver.memory.close(Offset(stream="s", batch=1), last, options)
     yield from keys("metrics", driver.report())

@@ -103,7 +103,26 @@ def page(name: str) -> str:
         for number in range(15)
     ]
     queues = [stats.QueueLook(depth=depth, **more) for depth in depths]
-    stream = Stream(name, name, 3, 100, 0, 0, 0, NOW, NOW - timedelta(hours=3), 2, 40, lag=5040)
+    stream = Stream(
+        stream=name,
+        name=name,
+        queue=name,
+        host=name,
+        process=7,
+        query_id=name,
+        batch=3,
+        messages=100,
+        expired=0,
+        diverted=0,
+        forwarded=0,
+        created=NOW,
+        seen=NOW - timedelta(hours=3),
+        receipts=2,
+        held=40,
+        is_open=True,
+        silent=10_800.0,
+        lag=5040,
+    )
     group = {"exception": name, "messages": 9, "queues": {name: 9}, "first": NOW, "last": None}
     groups = [group | {"example": f"{name} was not there"}, group | {"example": None}]
     failures = [{"queue": name, "messages": 20_010, "read": 20_000, "groups": groups}]

@@ -1,5 +1,5 @@
 """
-Checks queues, the server, the state tables and the streams. Each finding proposes its fix.
+Checks queues, the server, the state tables and the streams. Each finding proposes a fix.
 
 A stream checks its queues once, when it starts, and logs the findings. `sqlqueue doctor` and the
 maintenance job check everything. The checks only read. The rules for the server and the state
@@ -31,11 +31,13 @@ from sqlq_spark.database.schema import (
 )
 from sqlq_spark.options.names import parse_table
 from sqlq_spark.send.subscriptions import list_subscriptions
+from sqlq_spark.wire.dialects import split_canonical
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from sqlq_spark.database import Connection
+    from sqlq_spark.database.state_rows import Heartbeat
     from sqlq_spark.options import SourceOptions
     from sqlq_spark.send.subscriptions import Subscription
     from sqlq_spark.wire.address import QueueAddress
@@ -46,7 +48,7 @@ log = logging.getLogger("sqlq_spark")
 OLD_TRANSACTION = 600.0  # seconds
 # A stream that holds receipts and was not seen for this time is a finding.
 UNSEEN = 86_400.0  # seconds
-# Names of findings. After one of them the checks read nothing more of that state schema.
+# Names of findings. If a state schema has one of them, the checks read nothing more of it.
 UNUSABLE = {"state", "state_owner", "state_right", "state_table"}
 # What to do about state tables that cannot be used. {0} is their schema.
 STATE_FIXES: dict[type[errors.DatabaseFailure], str] = {
@@ -54,7 +56,8 @@ STATE_FIXES: dict[type[errors.DatabaseFailure], str] = {
     errors.StateTooOld: (
         "stop the queries, see that receipt and staging are empty, and drop the schema"
     ),
-    # Not from the public index, where somebody else may have a package of this name.
+    # The package is installed from a clone, and not from the public index, where somebody else may
+    # have a package of this name.
     errors.StateTooNew: "in the folder of the clone: git pull && pip install '.[spark]'",
 }
 
@@ -102,9 +105,8 @@ def of_any_queue(
     """
     Check a queue that may be missing, locked or not permitted. No transaction may be open.
 
-    A queue that must not be used is not read. If the user did not name the queue, a missing right
-    is only a note, because this login may not need the queue. Then the wait for a lock is also
-    short.
+    A queue that must not be used is not read. If the user did not name the queue, this login may
+    not need it. Then a missing right is only a note, and the wait for a lock is short.
 
     Args:
         connection: the session.
@@ -149,14 +151,16 @@ def of_any_queue(
 
 def at_start(connection: Connection, options: SourceOptions) -> None:
     """
-    Log the problems of the queues of a starting stream. No transaction may be open.
+    Check a starting stream's queues: log each problem, or raise it if the stream must not run.
 
     Raises:
         BadOption: two names in the options name the same queue.
-        QueueNotFound, TableRefused: no poison message could be moved into the error queue.
-        NotAQueue: a queue is not a plain table, or a column has another type than the
-            transport's. Receipts are safe only with plain tables.
-        MoveRefused: delayed messages that are due could not be moved into their queue.
+        QueueNotFound, TableRefused: the error queue cannot be used, so poison could not be
+            diverted.
+        NotAQueue: a queue is not a plain table, or a column has another type than the transport's.
+            The receipts of other tables would not be safe.
+        MoveRefused: a trigger, a foreign key or a check of the queue's table keeps due messages
+            out.
     """
     check_spellings(connection, options)
     findings = of_server(connection)
@@ -182,10 +186,10 @@ def at_start(connection: Connection, options: SourceOptions) -> None:
 
 def check_spellings(connection: Connection, options: SourceOptions) -> None:
     """
-    Refuse two spellings of one queue in the options. Only the server can compare them.
+    Refuse options that name one queue twice. Only the server can compare spellings of a queue.
 
-    The error queue must not be a queue that is read: a poison message in it would be received
-    again and again.
+    The error queue must also not be one of the queues that are read: a poison message in it would
+    be received again and again.
     """
     named = [*options.addresses, *filter(None, [options.error_address])]
     seen: dict[object, QueueAddress] = {}
@@ -206,8 +210,9 @@ def of_server(connection: Connection, *, older: float = OLD_TRANSACTION) -> list
     """
     Check the server, and find transactions that are open for more than `older` seconds.
 
-    No transaction of this connection may be open. A login that may not see the sessions of others
-    gets a note. In the small tiers of Azure, no right that a database grants is enough for that.
+    No transaction of this connection may be open. If this login may not see the sessions of others,
+    the finding is a note. In the small tiers of Azure, no right on a database allows a login to see
+    them.
     """
     notes: list[Finding] = []
     limit = float(connection.timeout)
@@ -253,6 +258,7 @@ def of_states(
                 with transaction(connection):
                     streams = state_tables.list_streams(connection)
                     found += of_streams(connection)
+                    found += of_shared_queues(connection)
                 names |= {name: state for each in streams for name in each.queues}
             except errors.RightMissing as error:
                 found.append(note_of_right(connection, "streams_right", error))
@@ -344,9 +350,9 @@ def of_streams(connection: Connection) -> list[Finding]:
     """
     Find streams that hold receipts and were not seen for UNSEEN seconds.
 
-    A stream whose query runs once a week looks the same as one whose checkpoint is lost. The
-    query's sink may already have the messages of the receipts. Only the query itself can find out
-    whether it has them.
+    The checkpoint of such a stream may be lost, or its query runs only once a week. Here these two
+    cases look the same. It is not known either whether the query's sink already has the messages of
+    the receipts. Only the query itself can find out.
     """
     found = []
     for stream in state_tables.unseen_streams(connection, UNSEEN):
@@ -366,6 +372,26 @@ def of_streams(connection: Connection) -> list[Finding]:
         )
         found.append(unseen)
     return found
+
+
+def of_shared_queues(connection: Connection) -> list[Finding]:
+    """Find queues from which several live streams receive, unless all of them allow it."""
+    streams: dict[str, list[Heartbeat]] = {}
+    for heartbeat in state_tables.list_heartbeats(connection):
+        for queue in split_canonical(heartbeat.queue) if heartbeat.is_alive else ():
+            streams.setdefault(queue, []).append(heartbeat)
+    return [
+        Finding(
+            where=queue,
+            name="several_streams",
+            severity="warning",
+            found=f"{len(found)} streams receive from it, and each message goes to only one of "
+            f"them: {'; '.join(heartbeat.describe() for heartbeat in found)}",
+            fix="stop all but one, or set sharedByStreams=true on each of them",
+        )
+        for queue, found in streams.items()
+        if len(found) > 1 and not all(heartbeat.shared for heartbeat in found)
+    ]
 
 
 def queues_of_streams(

@@ -61,7 +61,7 @@ def ago(moment: datetime) -> str:
 
 
 def plain(value: object) -> str:
-    """Return a value as a table shows it."""
+    """Return a value in the form in which a table shows it."""
     match value:
         case bool():
             return "yes" if value else "no"
@@ -79,9 +79,9 @@ def escape_unencodable() -> None:
     r"""
     Make sure that no character raises an error, which could end a process after a commit.
 
-    Windows writes into a file in an encoding that lacks most characters. A character that the
-    encoding lacks is printed as an escape, for example `\u0142`. In input, bytes that cannot be
-    decoded are replaced, so such an answer to a question does not count as a yes.
+    Windows writes into a file in an encoding that lacks most characters. Such a character is
+    printed as an escape, for example `\u0142`. In input, bytes that cannot be decoded are replaced,
+    so an answer with such bytes does not count as a yes.
     """
     for stream, errors in (
         (sys.stdin, "replace"),

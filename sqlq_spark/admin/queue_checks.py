@@ -87,9 +87,9 @@ def _clean_part(part: re.Match[str]) -> str:
 @dataclass(frozen=True, slots=True)
 class Lowest:
     """
-    A message that expires, one of the lowest messages of its queue.
+    One of the messages with the lowest seqs of a queue, if it expires.
 
-    `last`, `seq` and `bytes` are about all of the lowest messages, so they are the same in each
+    `last`, `seq` and `bytes` are facts about all of these messages, so they are the same in each
     row.
     """
 
@@ -248,10 +248,10 @@ def _without_grants(
 
 def of_trust(connection: Connection, queue: QueueAddress) -> list[Finding]:
     """
-    Report why streams cannot receive from a readable queue, or why messages must not name it.
+    Report how a queue that may be read cannot be used: by a stream, or as a destination.
 
-    Streams cannot receive from a table to which a foreign key refers. A message must not name a
-    queue that another login owns as its destination.
+    A stream cannot receive from a table to which a foreign key refers. And the header of a message
+    cannot send it to a queue that another login owns.
     """
     where = connection.printed(queue)
     trusted = connection.trusted
@@ -320,9 +320,9 @@ def of_owner(connection: Connection, queue: QueueAddress) -> list[Finding]:
     """
     Warn if a queue that Spark reads seems to belong to an endpoint.
 
-    The sign is a message that only an endpoint can handle, for example a saga timeout. Two
-    instances of an endpoint run the same handlers, so they can share a queue. Spark does not run
-    these handlers.
+    The sign is a message that only an endpoint can handle, for example a saga timeout. Instances of
+    the endpoint can share a queue, because they run the same handlers. Spark does not run them, so
+    it must not take the endpoint's messages.
     """
     messages = connection.value("check_owner", tables={"queue": queue})
     if not messages:
@@ -348,8 +348,8 @@ def of_head(
 
     Returns:
         The kind of the queue, and a finding if some headers cannot be read. The kind is `error
-        queue` or `audit queue` if the lowest message shows that. If that message does not show it,
-        the queue's name may show it. Otherwise the kind is `queue`.
+        queue` or `audit queue` if the lowest message or, failing that, the queue's name shows it.
+        Otherwise it is `queue`.
     """
     from sqlq_spark.wire.header_columns import parse_headers  # noqa: PLC0415 - see cli
     from sqlq_spark.wire.rows import with_readable_texts  # noqa: PLC0415 - see cli

@@ -138,7 +138,8 @@ def measure_delayed(
         try:
             table = use_delayed(connection, queue, READ)
         except TableRefused as error:
-            # It is caught here because attempt() would undo its savepoint. No statement failed.
+            # `attempt` would undo its savepoint because of this error, although no statement has
+            # failed. So the error is caught inside of the block.
             refused = error
         else:
             return connection.row(

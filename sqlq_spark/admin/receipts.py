@@ -1,9 +1,8 @@
 """
 What an operator does with receipts: return their messages to the queue, or drop them.
 
-Both run in the transaction that the caller has open. When a receipt is returned or dropped, its
-batch is closed for its stream and for Spark's query. So if an old checkpoint is restored, its
-stream cannot receive for that batch again.
+Both run in the caller's transaction, and both close the receipt's batch for its stream and for
+Spark's query. So if an old checkpoint is restored, its stream cannot receive for that batch again.
 """
 
 from __future__ import annotations
@@ -76,8 +75,8 @@ def delete_receipt(
     """
     Delete a receipt and close its batch. Return None if there is no such receipt.
 
-    To lock the stream's row, this waits for running tasks. `returns` says that the caller will put
-    the messages back into the queue. Then a settled receipt raises ReceiptSettled.
+    This locks the stream's row, so it waits for running tasks. If `returns`, the caller will put
+    the messages back into the queue, and a settled receipt raises ReceiptSettled.
     """
     stream, batch, task = receipt
     connection.row("lock_stream", StreamRow, stream=stream)  # returns None if the row is gone

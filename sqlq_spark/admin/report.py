@@ -1,9 +1,9 @@
 """
 Writes the page of `sqlqueue report`: what waits, what failed, and what is wrong.
 
-It reads the error queues that `take_look` has read: the headers of the messages with the lowest
-seqs, and no bodies. The statement cuts long headers, and headers that were cut are left out. It
-locks nothing.
+What waits comes from `take_look`. What failed comes from the error queues that `take_look` has
+read: from the headers of the messages with the lowest seqs, without their bodies. Headers that are
+so long that the statement cuts them are left out. Nothing is locked.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ LONGEST = 500  # how many characters of an untrusted text are kept
 LONGEST_SHOWN = 300  # how many characters of a text the page shows
 BARS = 12  # how many bars one chart has
 NONE = "(none)"
-# Errors after which a queue that the user did not name is skipped. It may have changed since the
-# look.
+# Errors after which a queue that the user did not name is skipped. It may have changed since
+# `take_look` has read it.
 LATER = (errors.QueueNotFound, errors.RightMissing, errors.TableRefused, errors.TimedOut)
 GROUPED_HEADERS = (
     f"{wire.EXCEPTION_INFO}ExceptionType",
@@ -63,7 +63,8 @@ def find_failures(
     """
     Group the messages of each error queue by the type of their exception.
 
-    No transaction may be open. A queue that the look did not read is not read here either.
+    No transaction may be open. An error queue that `take_look` did not read is not read here
+    either.
 
     Returns:
         One dict for each error queue: its name, how many messages it has, how many were read, and
@@ -92,7 +93,7 @@ def read_headers(
     Read GROUPED_HEADERS of a queue's lowest messages, each page in its own transaction.
 
     Raises:
-        TableRefused: since the look, the table has become one that must not be used.
+        TableRefused: since `take_look` has read the table, it has become one that must not be used.
     """
     queue = parse_table("queue", depth.queue, connection.names)
     first = depth.first or 0

@@ -1,17 +1,16 @@
 """
 Returns failed messages from an error queue to the queues where they failed, for `sqlqueue retry`.
 
-`plan_return` reads without locks. It counts the messages that can be returned. It also counts, by
-reason, the messages that cannot be returned.
+`plan_return` reads the error queue without locks. It counts the messages that can be returned and,
+by the reason, those that cannot.
 
-`give_back` reads the messages again and returns them batch by batch. Each batch goes to one
-destination in one transaction: it deletes messages that are not locked from the error queue, and
-inserts them where they failed. The inserted row lacks the headers that the failure added, and does
-not expire.
+`give_back` reads the messages again and returns them batch by batch. Each batch has one destination
+and one transaction. The transaction deletes those messages of the batch that are not locked from
+the error queue, and inserts them into the queue where they failed. There a message does not expire,
+and it lacks the headers that the failure has added (see wire/returning.py).
 
-Senders choose how many messages there are and how long a header is. So both functions hold one page
-of messages in memory, and nothing that grows with the queue. wire/returning.py says which headers
-are removed.
+Senders choose how many messages there are and how long a header is. So both functions hold only one
+page of messages in memory, and nothing that grows with the queue.
 
 A message is in exactly one of the two queues at any time. An interrupted return can be run again,
 because returned messages are no longer in the error queue.
@@ -66,7 +65,8 @@ CHOICE_HEADERS = (
 )
 
 TOO_MANY = f"a run returns messages to {MOST_SOURCES} queues at most. Run it again for the others"
-OTHER_GROUPS = "(others)"  # stands for groups above MOST_GROUPS and reasons above MOST_REASONS
+# the name under which the others are counted above MOST_GROUPS or MOST_REASONS
+OTHER_GROUPS = "(others)"
 
 # Errors of a destination that another attempt would raise again.
 REFUSALS = (
@@ -334,9 +334,9 @@ def give_back(
     """
     Return the planned messages, each batch in one transaction. A lost connection is retried.
 
-    The error queue is read again, up to the last message of the plan. Messages go only to queues of
-    the plan, and at most as many as the plan counted. The session must have the options with which
-    `plan_return` ran. `batch` is how many messages one transaction returns at most.
+    The error queue is read again, up to the last message of the plan. At most as many messages are
+    returned as the plan has counted, and only to queues of the plan. The session must have the
+    options with which `plan_return` ran. One transaction returns at most `batch` messages.
 
     Returns:
         The result of each batch, after its commit. If a destination refuses a batch for a reason
@@ -364,7 +364,7 @@ def cut_batches(
     Cut the planned messages into batches of one destination.
 
     A batch has at most `most` messages, and about BATCH_BYTES at most. At most `most` messages wait
-    until their batch is full. Their headers and bodies are not kept.
+    until their batch is full. Their headers and bodies are not kept in memory.
     """
     waiting: dict[QueueAddress, list[Failed]] = {}
     weights = Counter[QueueAddress]()

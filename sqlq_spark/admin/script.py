@@ -38,8 +38,8 @@ BEGIN: tuple[StatementName, ...] = (
     *(step.forward for step in STEPS),
     "install_state",
 )
-# Role → kind of table → statements that grant its rights. The comment of the first statement stands
-# above all grants of the role.
+# Role → kind of table → statements that grant its rights. In the script, the comment of the first
+# statement stands above all grants of the role.
 ROLE_RIGHTS: dict[str, dict[str, tuple[StatementName, ...]]] = {
     "reader": {
         "state": ("script_reader",),
@@ -71,7 +71,7 @@ class Roles:
     """
     The names of the roles to which the script grants rights. It creates those that are missing.
 
-    No role can log in. If a name is None, the script has no such role.
+    These roles cannot log in themselves. If a name is None, the script has no such role.
     """
 
     reader: str = "sqlqueue_reader"
@@ -289,9 +289,9 @@ class Endpoint(NamedTuple):
 
         endpoint[.qualifier][.discriminator]
 
-    All instances share the queue `shop`. `shop.web1` belongs to the instance web1, and
-    `shop.Retries` to a satellite. Error and audit queues are shared by endpoints, so their names do
-    not begin with an endpoint's name.
+    For the endpoint `shop`: all its instances share the queue `shop`. `shop.web1` belongs to the
+    instance web1, and `shop.Retries` to a satellite. Error and audit queues are shared by several
+    endpoints, so their names do not begin with an endpoint's name.
     """
 
     own: list[QueueAddress]  # the endpoint receives from these; all instances share the first

@@ -1,10 +1,12 @@
 """
 Runs `sqlqueue selftest`: makes a place on a server, runs the checks in it, and cleans up.
 
-A run makes schemas, roles and logins whose names begin with the run's mark. At its end it drops
-them. At its start it drops those that killed runs have left. Each check has a queue of its own. A
-check sends and receives as the package does. It yields values that it saw, each with the value that
-was promised. The docstring of a check is the promise.
+A run makes schemas, roles and logins whose names begin with a mark, and drops them at its end. At
+its start it drops those that killed runs have left.
+
+Each check has a queue of its own, to which it sends and from which it receives as the package does.
+A check is a function whose docstring is the promise that it checks. It yields each value that it
+saw, with the value that was promised.
 """
 
 from __future__ import annotations
@@ -43,12 +45,14 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
 
-# Tuples of what was looked at, the value that was seen, and the promised value, if there is one.
+# What a check yields: tuples of what it looked at, the value that it saw and, if there is one, the
+# promised value.
 Seen: TypeAlias = "Iterator[tuple[Any, ...]]"
 Check: TypeAlias = "Callable[[Bench], Seen]"
 
 MARK = "sqlqueue_selftest_"
-# A run takes less than this. Names with an older time are of a run that was killed.
+# A run takes less time than this. A mark contains the time of its run, so a mark that is older
+# belongs to a run that was killed.
 LONGEST = 3600  # seconds
 # Work that does not have to wait for a lock is done within this time.
 PAUSE = 0.5  # seconds
@@ -157,7 +161,7 @@ class Bench:
             yield from stream.tasks(end)
 
     def receive(self, task: batch.Task, connection: Connection | None = None) -> pa.Table:
-        return tasks.receive(connection or self.open(), task, spark_batch=NO_SPARK_BATCH)
+        return tasks.receive(connection or self.open(), task, spark_batch=NO_SPARK_BATCH).rows
 
 
 def at_commit(connection: Connection, work: Callable[[], Any], *, after: bool = False) -> list[Any]:
@@ -199,7 +203,11 @@ def run_checks(
 
 
 def run_check(check: Check, bench: Bench) -> dict[str, Any]:
-    """Run one check with a queue of its own. If it raises an error, the error is what it saw."""
+    """
+    Run one check with a queue of its own.
+
+    An error that the check raises becomes the value that it saw.
+    """
     name = check.__name__
     started = time.monotonic()
     seen: list[str] = []
@@ -216,7 +224,7 @@ def run_check(check: Check, bench: Bench) -> dict[str, Any]:
     except errors.Cancelled:
         raise
     except Exception as error:  # noqa: BLE001 - the next check runs all the same
-        # The error of a missing right may also be the database driver's own.
+        # if a right is missing, the error may be of this package or of the database driver
         lacks = isinstance(error, errors.RightMissing) or "permission" in str(error)
         if result["outcome"] == "passed":
             result["outcome"] = "not checked" if lacks else "failed"

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime  # noqa: TC003 - the type of a row's field
 from typing import TYPE_CHECKING
 
+from sqlq_spark.admin.formats import show_span
 from sqlq_spark.database import read_clock
-from sqlq_spark.database.state_rows import HeldReceipt
+from sqlq_spark.database.state_rows import LONGEST_SILENCE, Heartbeat, HeldReceipt
 from sqlq_spark.errors import BadAddress
 from sqlq_spark.wire.dialects import split_canonical
 
@@ -18,10 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A stream's row. Each checkpoint has its own stream."""
+    """A row of `streams`. Each checkpoint has its own stream."""
 
     stream: str
+    name: str | None  # of Spark's query, or of the stream
     queue: str  # addresses; several are joined by ", "
+    host: str | None  # the host and the process that run it, or did so last
+    process: int | None
+    query_id: str | None
     batch: int  # the number of the last acknowledged batch
     messages: int  # how many, in all acknowledged batches
     expired: int
@@ -31,8 +36,29 @@ class Stream:
     seen: datetime
     receipts: int
     held: int  # messages in them
-    # How many messages wait in its queues and its receipts. Not a column: `stats` adds it.
+    is_open: bool  # whether a batch is planned and not acknowledged
+    silent: float  # seconds since the last batch or heartbeat
+    # How many messages wait in its queues and its receipts. Not a column: `stats` adds it to a
+    # stream that runs.
     lag: int | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self.silent < LONGEST_SILENCE
+
+    @property
+    def state(self) -> str:
+        """Say what the stream does now, or since when it is gone."""
+        if not self.is_alive:
+            return f"gone since {show_span(self.silent)}"
+        return "running" if self.is_open else "idle"
+
+    @property
+    def title(self) -> str:
+        """Return the stream's name, or where it runs, or else its id."""
+        if self.name:
+            return self.name
+        return self.stream if self.host is None else f"{self.host}:{self.process}"
 
     @property
     def queues(self) -> list[str]:
@@ -56,10 +82,50 @@ class TrailEntry:
 
 
 def list_streams(connection: Connection) -> list[Stream]:
-    """List all streams, the one that was seen last first."""
-    return [
+    """
+    List all streams but those that were removed, the one that was seen last first.
+
+    The streams that run and have no batch yet come first. Their id is empty.
+    """
+    new = [
+        begin_stream(heartbeat)
+        for heartbeat in list_heartbeats(connection)
+        if heartbeat.is_alive and heartbeat.stream is None
+    ]
+    return new + [
         replace(stream, queue=queue_names(connection, stream.queue))
         for stream in connection.rows("streams", Stream)
+    ]
+
+
+def begin_stream(heartbeat: Heartbeat) -> Stream:
+    """Return what is known of a stream before its first batch."""
+    return Stream(
+        stream="",
+        name=heartbeat.name,
+        queue=heartbeat.queue,
+        host=heartbeat.host,
+        process=heartbeat.process,
+        query_id=None,
+        batch=0,
+        messages=0,
+        expired=0,
+        diverted=0,
+        forwarded=0,
+        created=heartbeat.started,
+        seen=heartbeat.beat,
+        receipts=0,
+        held=0,
+        is_open=False,
+        silent=heartbeat.silent,
+    )
+
+
+def list_heartbeats(connection: Connection) -> list[Heartbeat]:
+    """List the processes that run streams, the one that began first at first."""
+    return [
+        replace(heartbeat, queue=queue_names(connection, heartbeat.queue))
+        for heartbeat in connection.rows("heartbeats", Heartbeat)
     ]
 
 
@@ -102,8 +168,8 @@ def queue_names(connection: Connection, text: str) -> str:
     """
     Return the queues of a row of a state table as all commands print them.
 
-    A text that is no address is returned as it is. The rows do not name the database in which they
-    are. So in a copy of the database they do not refer to the original.
+    A text that is no address is returned as it is. The rows do not name their database, so in a
+    copy of the database they name the queues of the copy.
     """
     try:
         found = map(connection.names.parse_queue, split_canonical(text))

@@ -138,18 +138,23 @@ GAUGES = {
     "problems": ("problems", "Errors and warnings that `sqlqueue stats` reports."),
 }
 STREAM_COLUMNS = (
+    ShownColumn("name", "title"),
+    ShownColumn("state"),
+    ShownColumn("batch"),
     ShownColumn("lag"),
-    ShownColumn("batch", only="once"),
-    ShownColumn("messages", only="once page"),
-    ShownColumn("expired", only="once"),
-    ShownColumn("diverted", only="once"),
-    ShownColumn("forwarded", only="once"),
-    ShownColumn("receipts"),
     ShownColumn("held"),
-    ShownColumn("seen", form=ago),
+    ShownColumn("messages", only="page json"),
+    ShownColumn("expired", only="json"),
+    ShownColumn("diverted", only="json"),
+    ShownColumn("forwarded", only="json"),
+    ShownColumn("receipts", only="page json"),
+    ShownColumn("seen", only="page json", form=ago),
     ShownColumn("created", only="json"),
-    ShownColumn("stream"),
+    ShownColumn("host"),
+    ShownColumn("process", only="json"),
+    ShownColumn("query id", "query_id", only="json", key="queryId"),
     ShownColumn("queue"),
+    ShownColumn("stream"),
 )
 
 
@@ -168,14 +173,14 @@ def take_look(connection: Connection, names: Sequence[str], options: DatabaseOpt
     """
     streams: list[state_tables.Stream] | None = None
     receipts: list[HeldReceipt] = []
+    shared: list[Finding] = []
     state_problems: list[Finding] = []
     try:
         check_state(connection)
         with transaction(connection):
-            streams, receipts = (
-                state_tables.list_streams(connection),
-                state_tables.list_receipts(connection),
-            )
+            streams = state_tables.list_streams(connection)
+            receipts = state_tables.list_receipts(connection)
+            shared = doctor.of_shared_queues(connection)
     except errors.StateOfOther as refused:
         finding = doctor.error_of_state(connection, "state_owner", refused, "do what is said there")
         state_problems = [finding]
@@ -197,6 +202,7 @@ def take_look(connection: Connection, names: Sequence[str], options: DatabaseOpt
     for each in queues:
         held = [receipt.messages for receipt in receipts if receipt.queue == each.queue]
         each.receipts, each.held = len(held), sum(held)
+        each.problems += [problem for problem in shared if problem.where == each.queue]
     waiting = {each.queue: each.depth.messages for each in queues}
     streams = streams and [with_lag(stream, waiting) for stream in streams]
     server = [each for each in doctor.of_server(connection) if each.is_problem] + state_problems
@@ -222,10 +228,12 @@ def look_at_all(
 
 def with_lag(stream: state_tables.Stream, waiting: Mapping[str, int]) -> state_tables.Stream:
     """
-    Add a stream's lag: how many messages wait in its queues, and how many its receipts hold.
+    Add the lag of a stream that runs: how many messages wait in its queues and are in its receipts.
 
     `waiting` says how many messages wait, by the name of the queue.
     """
+    if not stream.is_alive:
+        return stream
     messages = sum(waiting.get(queue, 0) for queue in stream.queues)
     return replace(stream, lag=messages + stream.held)
 

@@ -1,6 +1,6 @@
 """
 The command line.
 
-`--help` and completion do not import pyarrow and numpy, because that takes longer than all of their
-other work. So the commands, and the modules that they use, import both inside functions.
+Commands, and the modules that they use, import pyarrow and numpy inside functions. So `--help` and
+completion do not import them, which would take longer than all of their other work.
 """

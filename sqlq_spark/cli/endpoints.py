@@ -7,7 +7,8 @@ subscriptions. `retire` drops a queue that is no longer used.
 `retire` loses no message that arrives while it runs. First it unsubscribes the queue. For some
 seconds endpoints still use the subscribers that they have read before, so the command waits. Then
 one transaction locks the tables, counts the messages again, and drops the tables. A sender that
-waits for the lock gets an error when the table is gone, so its message is not lost.
+waits for the lock gets an error when the table is gone. So the sender knows that its message was
+not sent.
 """
 
 from __future__ import annotations
@@ -391,7 +392,7 @@ def retire_command(
 def end_subscriptions(
     context: Context, connection: Connection, queue: QueueAddress, table: QueueAddress
 ) -> list[Subscription]:
-    """Unsubscribe a queue from all topics, and wait until publishers have read that."""
+    """Unsubscribe a queue from all topics, and wait until publishers have noticed it."""
     with transaction(connection):
         ended = subscriptions_of(connection, table, queue)
     if ended:

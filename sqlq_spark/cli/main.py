@@ -24,7 +24,7 @@ import typer
 
 from sqlq_spark import __version__
 from sqlq_spark.admin.formats import escape_unencodable
-from sqlq_spark.cli import demo, endpoints, messages, queues, selftest
+from sqlq_spark.cli import demo, endpoints, messages, queues, selftest, streams
 from sqlq_spark.cli.options import end_by
 from sqlq_spark.cli.screen import say
 from sqlq_spark.errors import SqlQueueError
@@ -41,6 +41,7 @@ app = typer.Typer(
 for module in (endpoints, messages, queues, selftest, demo):
     app.add_typer(module.app)
 app.add_typer(messages.receipts_app, name="receipts")
+app.add_typer(streams.streams_app, name="streams")
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 app = Typer()
 
 GROUP = ("messages", "failed queue", "exception")  # columns of the table of groups
-# The reason why a queue *.log is refused.
+# What an error says is expected if a queue *.log is refused.
 COPIES = (
     "an error queue. The messages of a queue *.log are copies, which ServiceControl forwarded, and "
     "an endpoint would handle a message twice. If they are originals, add --copies"

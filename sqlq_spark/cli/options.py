@@ -86,7 +86,7 @@ class Shared:
 
     yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False
     as_json: Annotated[bool, Option("--json", help="Print JSON lines, for programs.")] = False
-    # Options of the data source. There the names are queryTimeout and so on.
+    # These are options of the data source, where they are called queryTimeout and so on.
     query_timeout: Annotated[str, Option(help="Time limit of each statement, for example 10m.")] = (
         "30s"
     )

@@ -100,7 +100,7 @@ def stats_command(
     if openmetrics == "-":
         write_utf_8()
     on_screen = watch and not openmetrics and not as_json and sys.stdout.isatty()
-    # An error that is printed during --watch is visible below the tables until the next look.
+    # What is printed as an error stays visible below the tables until the next look.
     live = Live(console=screen.out(), screen=True, auto_refresh=False, redirect_stderr=False)
     show = (
         partial(live.update, refresh=True)

@@ -62,8 +62,8 @@ SCHEMA = pa.schema(
 FIELDS = (*frame.WRITTEN, "bodyBase64")
 # With --as-received a line must not have these fields, because its headers have their values.
 STATED = ("correlationId", "replyToAddress", "timeToBeReceived")
-# A browsed line with one of these fields does not become the row that was read, but other rows. So
-# it does not keep its row id.
+# A line that `browse` printed keeps its row id, but not if one of these fields was added: it then
+# becomes rows in other tables.
 ELSEWHERE = {"topics", "delay", "deliverAt"}
 LONGEST_SHOWN = 64  # characters of a value in an error
 
@@ -141,7 +141,8 @@ def insert(
     try:
         inserted = send_in_transaction(connection, options, partial(work, rows=chunks))
     except StatementRefused:
-        # The first transaction was undone. A row id may be in the queue already, so try new ids.
+        # The transaction was undone, perhaps because the queue already has a row with one of the
+        # ids. So try once more with new ids.
         renamed = sum(len(chunk["id"]) - chunk["id"].null_count for chunk in chunks)
         if not renamed:
             raise

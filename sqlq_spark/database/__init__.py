@@ -1,15 +1,17 @@
 """
 The interface between the package and its databases.
 
-A dialect is a package in this folder, for one kind of database. The name of its folder is
-`Names.dialect`. A dialect exports what the protocol `Dialect` lists, and has a subclass of
-`Connection`. It also has the SQL files that statements.py lists. Their statements have the same
-names in every dialect, and a dialect lists in LACKS those that it does not have. All other
-differences between the databases are in the dialect too. Only what must be known before a
-connection is opened is in wire/<dialect>.py. `LISTED` in wire/dialects.py is the only list of all
-dialects.
+The rest of the package calls only the methods of `Connection`, and imports no driver. A dialect is
+a package in this folder that does what this interface asks, for one kind of database:
 
-The rest of the package calls only the methods of `Connection`, and imports no driver.
+- Its folder has the name `Names.dialect`. It exports what the protocol `Dialect` lists, and has a
+  subclass of `Connection`.
+- It has the SQL files that statements.py lists. A statement has the same name in every dialect. A
+  dialect lists in LACKS the statements that it does not have.
+- All other differences between the databases are in the dialect too, except what must be known
+  before a connection is opened. That is in wire/<dialect>.py.
+
+`LISTED` in wire/dialects.py is the only list of all dialects.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ SUPPRESSED = "an error was suppressed in a transaction, which was undone because
 
 
 class Work(Enum):
-    """The work that a session has open, and that a failure undoes."""
+    """The work that a session has open. A failure undoes it."""
 
     NONE = "nothing"
     TRANSACTION = "the transaction"
@@ -99,8 +101,8 @@ class Connection(ABC):
 
     The names of `tables` are quoted and put into the braces of a statement. `values` are bound as
     parameters. Every method raises a `DatabaseFailure` that says which statement failed and how to
-    fix it. A failure also undoes the open work: what was done since the savepoint, or the whole
-    transaction. See `undo`.
+    fix it. A failure also undoes the open work: what was done since the savepoint or, without a
+    savepoint, the whole transaction. See `undo`.
     """
 
     names: ClassVar[Names]  # how this database writes names
@@ -225,7 +227,7 @@ class Connection(ABC):
     @abstractmethod
     def explain(self, tables: Tables) -> list[str]:
         """
-        Compile each statement without running it, and return what is wrong with the plans.
+        Compile each statement without running it, and return what is wrong with the server's plans.
 
         Afterwards the session cannot be used for anything else.
         """
@@ -243,8 +245,8 @@ class Connection(ABC):
         Undo the work since the savepoint. If there is no savepoint, undo the transaction.
 
         Only this method undoes work: after a statement failed, and after any other error in the
-        block of `transaction` or `attempt`. If the error has ended the whole transaction, nothing
-        is open afterwards.
+        block of `transaction` or `attempt`. If the server has already ended the whole transaction,
+        nothing is open afterwards.
 
         Returns:
             Whether the session can still be used. If it is lost, the server undoes everything.
@@ -316,8 +318,8 @@ STATE_TABLE = "a state table"
 NEW_QUEUE = "a queue that is created"
 ANY_OTHER = "any other statement"
 
-# An error's code gives its kind. What the kind means depends on the statement or on the table:
-# (kind, statement or table) → meaning. If a kind has no entry here, it means itself.
+# What the kind of an error means for a statement or for a table of it: (kind, statement or table) →
+# meaning. The kind comes from the error's code. If a kind has no entry here, it means itself.
 MEANINGS: dict[tuple[type[errors.DatabaseFailure], str], type[errors.DatabaseFailure]] = {
     (errors.QueueNotFound, STATE_TABLE): errors.StateNotInstalled,
     (errors.QueueNotFound, NEW_QUEUE): errors.StatementRefused,
@@ -366,7 +368,7 @@ class Place:
         return meaning.from_facts(facts)
 
     def row_of(self, kind: type[errors.DatabaseFailure]) -> str | None:
-        """Return the most specific scope of this place that MEANINGS has for `kind`, if any."""
+        """Return the statement or table by which MEANINGS has `kind`, as specific as possible."""
         scopes = [self.statement]
         if self.queue is None:
             scopes.append(STATE_TABLE)
@@ -538,9 +540,9 @@ def lock_table(
     """
     Lock a table so that nobody changes its definition before the commit.
 
-    This does nothing for a database without such a lock. It fails if the table is absent, or if
-    another session locks the table. `role` is the table's name in the braces of the statements that
-    will use it. An error names the rights that these statements need.
+    If the database has no such lock, nothing is done. This fails if the table is absent, or if
+    another session holds a lock on it that conflicts. `role` is the name that the later statements
+    have for the table in their braces. An error names the rights that those statements need.
     """
     if LOCKS[how] in connection.lacks:
         return
@@ -569,14 +571,13 @@ def read_clock(connection: Connection) -> datetime:
 
 def endpoint_zone(connection: Connection, option: str | None) -> str:
     """
-    Return the time zone of the .NET endpoints' sessions.
+    Return the time zone of the .NET endpoints' sessions, which PostgreSQL needs for due times.
 
-    On PostgreSQL this zone is needed to compute due times. A due time is a timestamptz. The
-    transport takes the UTC time of the server's clock, and stores it as if it were a local time in
-    the zone of the transport's session. It compares due times in the same way. So we must compute
-    in that zone too. The zone is the option endpointTimeZone. If the option is not set, it is the
-    zone of a session that sets none.
-    On SQL Server a due time is a datetime in UTC, so the zone does not matter.
+    There a due time is a timestamptz. The transport takes the UTC time of the server's clock, and
+    stores it as if it were a local time in the zone of its session. It compares due times in the
+    same way. So due times must be computed in that zone here too. The zone is the option
+    endpointTimeZone. If it is not set, it is the zone of a session that sets none. On SQL Server a
+    due time is a datetime in UTC, and the zone does not matter.
 
     Raises:
         BadOption: the server does not know the zone of the option endpointTimeZone.
@@ -600,8 +601,8 @@ def endpoint_zone(connection: Connection, option: str | None) -> str:
 
 
 # ---------------------------------------------------------------- which addresses name one queue
-# On SQL Server one queue has several spellings: with or without its database, and in upper or lower
-# case if the database's collation ignores case. Only the server can compare them.
+# Only the server can compare addresses. On SQL Server one queue may be written with or without its
+# database, and in upper or lower case if the database's collation ignores case.
 
 
 def find_same(connection: Connection, queue: QueueAddress, texts: Iterable[str]) -> set[str]:
@@ -623,7 +624,7 @@ def find_same(connection: Connection, queue: QueueAddress, texts: Iterable[str])
 def unite(
     connection: Connection, addresses: Iterable[QueueAddress]
 ) -> dict[QueueAddress, QueueAddress]:
-    """Return, for each address, the first one in `addresses` of the same queue, with a schema."""
+    """Return, for each address, the first of `addresses` for the same queue, with its schema."""
     distinct = list(dict.fromkeys(addresses))
     first: dict[object, QueueAddress] = {}
     return {

@@ -2,14 +2,14 @@
 Inserts into a queue where other rows may already have the next ids or seqs.
 
 A login that may insert into a queue chooses the ids of its rows, and on PostgreSQL also their seqs.
-If such a row has the id or seq that our insert uses next, our insert fails. If the transaction of
-that row is still open, our insert waits for it. Neither the failure nor the wait may stop a stream
-that moves messages into a shared error queue.
+If a committed row has the id or seq that our insert would use next, our insert fails. If the row's
+transaction is still open, our insert waits for it. Neither may stop a stream that moves messages
+into an error queue which others use too.
 
-So an insert waits at most HELD_WAIT seconds for each row. If the insert fails, or would wait for
-longer, it is undone and tried again under new ids. The failed attempt has used up its seqs, so the
-next attempt also gets new seqs. After a failure the sequence is moved past the seqs that are taken,
-by at most MOST_SKIPPED seqs.
+So an insert waits at most HELD_WAIT seconds for each row. If it fails or waits longer, it is undone
+and tried again under new ids. It also gets new seqs, because the failed attempt has used up its
+seqs. After a failure the sequence is also moved past the seqs that are taken, by at most
+MOST_SKIPPED seqs.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def skip_taken(connection: Connection, queue: QueueAddress, *, rows: int) -> Non
     """
     Move a queue's sequence past seqs that are taken, so that the next `rows` seqs are free.
 
-    A login that may not read `seq` cannot do this. Each attempt of such a login uses up some of the
-    taken seqs instead.
+    Only a login that may read `seq` can do this. Without this right nothing is changed here. Each
+    failed attempt to insert then uses up some of the taken seqs, so a later attempt may succeed.
     """
     most = MOST_SKIPPED - connection.seqs_skipped
     if "skip_taken" in connection.lacks or most <= 0:

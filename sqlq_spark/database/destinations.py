@@ -5,12 +5,13 @@ Addresses of destinations come from options, columns, subscriptions and messages
 trust.py decides whether a table may be used. A table that only a header names (ForwardDestination,
 FailedQ) must also have the owner of the queue that the message came from.
 
-The order is: lock, check, insert. `lock_and_check` raises the first error. `lock_each` returns the
-error of each destination, so that only the messages for this destination fail.
+A table is locked, then checked, and then the caller inserts. `lock_and_check` raises the first
+error. `lock_each` returns the error of each destination, so that only the messages for those
+destinations fail.
 
-If the work on one destination fails, usually only this work is undone. Some failures end the whole
-transaction, for example a failure in a trigger on SQL Server. Then `run_without_failed` runs the
-transaction again without that destination.
+If the insert into one destination fails, usually only this insert is undone. But some failures end
+the whole transaction, for example a failure in a trigger on SQL Server. Then `run_without_failed`
+runs the transaction again without that destination.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ SENT_COLUMNS = ("Id", "Expires", "Headers", "Body")  # columns of a queue
 # columns of a queue that only a header names; on SQL Server `Seq` means RowVersion
 RETURNED_COLUMNS = (*SENT_COLUMNS, "Seq")
 DELAYED_COLUMNS = ("Headers", "Body", "Due")  # columns of a table of delayed messages
-# How many seconds one task waits for tables that other sessions lock. This is the sum for all its
+# How many seconds one task waits for tables that other sessions lock: the sum for all its
 # destinations.
 LOCK_PATIENCE = 2.0
-# These failures are not the fault of a destination, so they are raised. Another attempt may
-# succeed, or a DBA has ended this attempt.
+# Failures that do not come from a destination, so they are raised. Another attempt may succeed, or
+# a DBA has ended this attempt.
 PASSING_FAILURES = (*TRANSIENT, errors.Cancelled, errors.TimedOut)
-# If only a header names the destination, these two failures are raised. After any other failure,
-# only the messages for this destination are not sent.
+# The failures that are raised even if only a header names the destination. After any other failure
+# of such a destination, only its messages are not sent.
 LOST = (errors.ConnectionLost, errors.Cancelled)
 MOST_FAILED = 10  # how many destinations a transaction may leave out before a failure is raised
 
@@ -70,8 +71,8 @@ def run_without_failed(work: Callable[[Reasons], T]) -> T:
     Run a transaction. If the failure of one destination ends it, run it without that destination.
 
     `work` is the whole transaction. Its argument holds the destinations that failed in earlier
-    runs, and `work` passes it to its `Destinations`. If one more than MOST_FAILED destinations
-    fails, the failure is raised.
+    runs, and `work` passes it to its `Destinations`. If more than MOST_FAILED destinations fail,
+    the failure is raised.
     """
     failed: Reasons = {}
     while True:
@@ -95,8 +96,8 @@ class Destinations:
     3. Look again. If the database has no lock for step 1, `transaction` looks at the tables once
        more before the commit.
 
-    `find_refused` and `check` look at tables without a lock. They are for tables to which nothing
-    is sent now. A table that they accept must still be locked and checked before an insert.
+    `find_refused` and `check` look at tables without a lock, when nothing is sent to them yet. A
+    table that they accept must still be locked and checked before an insert.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class Destinations:
         columns: Sequence[str] = SENT_COLUMNS,
         source: QueueAddress | None = None,
     ) -> None:
-        """Lock and check tables. Raise if one cannot be sent to, or has not the source's owner."""
+        """Lock and check tables. Raise if one cannot be used, or lacks the source's owner."""
         new = self.undecided(queues, columns)
         use(self.connection, new, self._wanted(columns, source))
         self._accepted.setdefault(tuple(columns), set()).update(new)
@@ -206,14 +207,16 @@ class Destinations:
         """
         Look at all tables in one statement.
 
-        If another session's ALTER makes this statement wait, look at each table alone.
+        If this statement has to wait for a session that alters one of the tables, look at each
+        table alone.
 
         Returns:
             Why some tables could not be looked at.
         """
         all_places = [*places]
         if LOCKS["insert"] not in self.connection.lacks:
-            # in this database only a lock waits for an ALTER, and a look does not
+            # in this database only the lock before an insert waits for an ALTER, and a look does
+            # not
             look_at_some(all_places)
             return {}
         failures: dict[P, errors.DatabaseFailure] = {}

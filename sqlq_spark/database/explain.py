@@ -1,7 +1,8 @@
 """
-Check the server's plan of each statement. `sqlqueue selftest` uses this.
+Check how the server would run each statement: part of `sqlqueue selftest`.
 
-A dialect makes the server compile the statements without running them, and judges the plans.
+A dialect makes the server compile the statements without running them, and looks for faults in the
+plans that the server returns.
 """
 
 from __future__ import annotations
@@ -16,17 +17,16 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Tables
 
-# Statements that need no check, because the selftest has run them before: by `install`, `create`
-# and `script`, and in its transactions.
-# Steps from older versions only change tables, and have no plan.
+# Statements whose plans are not checked, because the selftest has run them before: by `install`,
+# `create` and `script`, and in its transactions. Migrations only change tables, and have no plan.
 RUN = re.compile(
     r"script_|selftest_|install_|migrate_|revert_|create_|add_body_string|begin|set_lock_timeout"
     r"|commit|undo|rollback|savepoint|release"
 )
 # Statements that may read a whole table. Most of them count, list, delete or lock all rows of the
 # table. `purge_expired` looks for expired messages, for which PostgreSQL's transport creates no
-# index. The other statements look for a prefix in a small state table. PostgreSQL uses an index for
-# a prefix only in the collation C.
+# index. The last two search a small state table for a prefix, and PostgreSQL can use an index for
+# that only in the collation C.
 WHOLE = {
     *("lock_queue", "purge", "purge_expired", "stats", "stats_delayed", "streams", "subscribers"),
     *("discard_abandoned", "delete_old_sinks"),

@@ -15,7 +15,7 @@ class SeqEnds:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The row of `peek`: how many messages wait, and at which seqs a batch can be cut."""
+    """The row of `peek`: how many messages wait, and at which seqs they can be cut into ranges."""
 
     messages: int | None  # how many wait, counted up to the limit; None if no message waits
     last: int | None  # the seq of the last message that was counted

@@ -1,10 +1,10 @@
 """
-The versions of the state tables, and the steps from one to the next.
+The versions of the state tables, and the steps from each version to the next.
 
 A step is SQL that a DBA can read. Each dialect has it in migrations/<version>.sql, as two
-statements: one leads to the next version, and one leads back. Each statement first tests the
-version, so it can run again. `sqlqueue install` runs the steps that are missing, and `sqlqueue
-script` prints all steps.
+statements: one for the step to the next version, and one for the step back. Each statement tests
+the version of the tables first, so it can be run again without harm. `sqlqueue install` runs the
+steps that are missing. `sqlqueue script` prints all steps.
 
 How a later step is added: CONTRIBUTING.md, "A new version of the state tables".
 """
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sqlq_spark.database.statements import StatementName
 
-STATE_VERSION = 4  # the version of this release; all dialects' statements name a column `version_4`
+STATE_VERSION = 5  # the version of this release; all dialects' statements name a column `version_5`
 OLDEST_STATE_VERSION = 3  # the oldest version from which a step leads on
 
 
@@ -46,6 +46,13 @@ STEPS = (
         back="revert_4",
         does="renames columns, and adds the table query_reader and two columns",
         locks="stream, receipt, staging, staging_page and dispatch_log",
+    ),
+    Step(
+        version=5,
+        forward="migrate_5",
+        back="revert_5",
+        does="adds the table heartbeat, the names of queries, and stream.removed",
+        locks="stream, receipt and dispatch_log",
     ),
 )
 

@@ -2,8 +2,8 @@
 The result of a statement: named columns, and rows of a type that the caller chooses.
 
 A row type is a frozen dataclass. It has a field for each column of one statement, in any order. A
-field with a default needs no column: the caller fills it later. Databases and drivers return
-different Python values for the same thing. The type of a field decides how its value is converted:
+field with a default needs no column: the caller fills it later. The type of a field decides how its
+value is converted, because databases and drivers return different Python values for the same thing:
 
     datetime              an aware time in UTC
     tuple[int, …]         a list of numbers; SQL Server returns it as a text with commas
@@ -34,7 +34,11 @@ class Result:
     columns: Sequence[Sequence[Any]]  # each column has one value for each row
 
     def rows(self, statement: str, row_type: type[R]) -> list[R]:
-        """Return the rows as instances of a row type. TypeError if its fields are other columns."""
+        """
+        Return the rows as instances of a row type.
+
+        Raises TypeError if its fields are not the columns.
+        """
         kind: Any = row_type  # R is any class for mypy; `fields` wants a dataclass
         readers = field_readers(kind)
         if not self.names:

@@ -1,11 +1,12 @@
 """
-Create the state tables, and create queues as the transport creates them.
+Create and upgrade the state tables, record operators' actions, and create queues.
 
-Each function can run again without harm, and two installers can call it at the same time.
-`sqlqueue script` prints the same statements for a DBA, without connecting to a database.
+Queues are created as the transport creates them. Each function can run again without harm, and two
+installers can call it at the same time. `sqlqueue script` prints the same statements for a DBA,
+without connecting to a database.
 
-The table `trail` records the operators' actions: purge, return, drop and retire. An entry says who
-acted, on which queue, and on how many messages. The transaction of the action writes the entry.
+The actions that are recorded in the table `trail` are purge, return, drop and retire. An entry says
+who acted, on which queue, and on how many messages. It is written in the transaction of the action.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ def check_state(connection: Connection) -> None:
 
 
 def other_version(state: str, found: int) -> errors.StateTooOld | errors.StateTooNew:
-    """Return the error for state tables of another version."""
+    """Return the error for state tables of a version that this release cannot use."""
     if found > STATE_VERSION:
         return errors.StateTooNew(schema=state, found=found, known=STATE_VERSION)
     fix = RUN_INSTALL if steps_from(found) else DROP_AND_INSTALL
@@ -306,9 +307,9 @@ def _create(
     """
     Create a table. Try again if another installer has created it at the same time.
 
-    On PostgreSQL an endpoint's installer does not take our lock. If such an installer is creating
-    the same table, the database makes us wait for it, and then reports that the table exists. The
-    second attempt finds the table.
+    Installers of this package wait for each other, by a lock. On PostgreSQL an endpoint's installer
+    does not take that lock. If it is creating the same table, the database makes our statement
+    wait, and then reports that the table exists. The second attempt finds the table.
     """
     name = statement.removeprefix("create_")  # the table's name in the statement's braces
 

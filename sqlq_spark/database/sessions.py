@@ -1,19 +1,19 @@
 """
-Sessions with the database. They are opened when Spark calls us, and reopened when that is safe.
+Sessions with the database. They open a connection when it is needed, and again when it has broken.
 
-The `work` of `Session.run_with_retries` must consist of whole transactions that may run twice.
-Receiving, acknowledging, staging and dispatching may run twice, because each of them first checks
-what has been done before.
+`Session.run_with_retries` runs a function again after a failure that may pass. The function must
+consist of whole transactions that may run twice. Receiving, acknowledging, staging and dispatching
+may run twice, because each of them first checks what has been done before.
 
-A session can keep its connection when it ends without an error. The next session of the same
-process takes that connection, if it begins within IDLE seconds. This saves time: connecting takes
-35 ms or more, and the task of a small batch takes only 10 ms.
+A session that ends without an error can leave its connection to the next session of the same
+process, for IDLE seconds. This saves time: connecting takes 35 ms or more, and the task of a small
+batch takes only 10 ms.
 
-The option `credentials` names a function, which returns a password for each attempt to connect,
-because some passwords expire. Some databases take a token instead of a password. Only the text of
-the option is stored, sent to executors or shown. The password is used for that attempt and nowhere
-else. If the function raises an error, its text may quote the password. So our error says only what
-was raised and where.
+The option `credentials` names a function that returns a password or a token for each attempt to
+connect, because some passwords expire. Only the text of the option is stored, sent to executors or
+shown. What the function returns is used for that attempt and nowhere else. If the function raises
+an error, the text of that error may quote the password. So our error says only what was raised and
+where.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ T = TypeVar("T")
 
 ATTEMPTS = 7  # how often the work is tried
 LONGEST_PAUSE = 5.0  # seconds; the pauses between all ATTEMPTS add up to about 10
-# How many seconds we wait for a server that was reached before and is now absent. A failover of an
-# availability group takes 10 to 60 s. A serverless database resumes within a minute.
+# How many seconds a session waits for a server that was reached before and is now absent. A
+# failover of an availability group takes 10 to 60 s. A serverless database resumes within a minute.
 FAILOVER = 90.0
 # errors during a failover: the server is absent, or its database is still recovering
 ABSENT = (
@@ -53,9 +53,9 @@ ABSENT = (
     errors.NotReachable,
 )
 reached_urls: set[str] = set()  # urls that led to a database in this process
-# With the option `credentials`, another attempt is made after these errors, because it gets a new
-# password or token. ConnectionUnclear is among them: if a server does not speak English, the words
-# in which it refuses a login are not known.
+# After these errors another attempt may succeed if the option `credentials` is set, because it gets
+# a new password or token. ConnectionUnclear is among them, because it may be a refused login: if a
+# server does not speak English, the words in which it refuses a login are not known.
 EXPIRED = (errors.CredentialsFailed, errors.LoginRefused, errors.ConnectionUnclear)
 IDLE = 20.0  # seconds after which a kept connection is closed, if no session takes it
 UNSENDABLE = re.compile(r"[\0\ud800-\udfff]")  # in a password: NUL, or half a surrogate pair
@@ -75,10 +75,10 @@ class Session:
     ) -> None:
         self.options = options
         self.application = application  # the name that a DBA sees after `sqlqueue`
-        # whether the next session of this process may take the connection, if the `with` block ends
-        # without an error; no transaction may be open then
+        # whether the next session of this process may take the connection if the `with` block ends
+        # without an error; no transaction may be open at its end then
         self._keep_connection = keep_connection
-        # whether another process has reached the url: Spark's driver has, before its tasks run
+        # whether another process has reached the url, as Spark's driver has before its tasks run
         self._was_reached = was_reached
         self._connection: Connection | None = None
 
@@ -97,13 +97,14 @@ class Session:
 
         Failures that may pass are a lost connection, a deadlock, a lock that others hold for too
         long, a receipt of another attempt, a full log, and a server that is short of memory or
-        space. If the answer to a commit is lost, `work` must find out whether the commit was done.
+        space. If the answer to a commit was lost, the next run of `work` must find out whether the
+        commit was done.
 
         With the option `credentials` two more failures may pass: a refused login, because the
         password may have expired, and an error of the service that returns the password.
 
-        If the server was reached before and is lost, we wait for it for FAILOVER seconds. If it was
-        never reached, the wait is shorter, because the url is probably wrong.
+        If the server was reached before and is absent now, attempts are made for FAILOVER seconds.
+        If it was never reached, they end earlier, because the url is probably wrong.
 
         Raises:
             StateTooOld, StateTooNew: a statement found that the state tables have another version.
@@ -122,7 +123,8 @@ class Session:
                         self.close()
                         raise
                     except errors.StateChanged:
-                        # a statement names the version column, and a later step has renamed it
+                        # the state tables have another version: a statement names the version's
+                        # column, which is renamed
                         check_state(self.open())
                         raise
         except errors.SqlQueueError as error:
@@ -159,7 +161,8 @@ class Session:
 
         def may_follow(error: Exception) -> bool:
             is_known = self._was_reached or self.options.url in reached_urls
-            # a read-only server is not absent, it answers: the url may name a standby by mistake
+            # a server that is read-only answers, so it is not absent: perhaps the url names a
+            # standby by mistake
             is_absent = isinstance(error, ABSENT) and not isinstance(error, errors.ReadOnly)
             is_lost = is_known and is_absent
             times = absences if is_lost else failures

@@ -1,9 +1,10 @@
 """
-The statements of the databases, by name.
+The SQL statements of the databases, by name.
 
 Each database has the same SQL files. `StatementName` lists all statements in the order of the
 files, and mypy finds a typo in a call. A dialect lists in LACKS the statements that its files do
-not have. If the files have other statements, or another order, loading them raises an error.
+not have. If the files of a dialect have other statements than these, or another order, loading them
+raises an error.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ FILES = (
     "trust",
     "schema",
     "migrations/004",
+    "migrations/005",
     "peek",
     "receive",
     "receipts",
+    "streams",
     "staging",
     "subscriptions",
     "delayed",
@@ -56,6 +59,8 @@ StatementName = Literal[
     "drop_queue",
     # migrations/004.sql
     "migrate_4", "revert_4",
+    # migrations/005.sql
+    "migrate_5", "revert_5",
     # peek.sql
     "waiting", "peek", "sample", "top", "above_sequence",
     # receive.sql
@@ -64,7 +69,9 @@ StatementName = Literal[
     "begin_receipt", "save_receipt",
     # receipts.sql
     "new_stream", "lock_stream", "claim", "stream_queue", "outcome", "acknowledge",
-    "delete_receipts", "store_plan", "receipts", "drop_receipt", "close_batch", "streams",
+    "delete_receipts", "store_plan", "receipts", "drop_receipt", "close_batch",
+    # streams.sql
+    "beat", "forget_heartbeats", "heartbeats", "streams", "remove_stream",
     # staging.sql
     "sink_open", "sink_close", "new_sink", "stage", "advance", "settle", "closed_high_water",
     "query_queues", "chunks", "chunk", "chunk_pages", "discard", "discard_abandoned",
@@ -127,9 +134,9 @@ class Statements(dict[str, str]):
         replaces it, without comments. A statement may be contained in other statements in the same
         way.
 
-        With `comments` the comments of statements are kept. But a comment at the head of a
-        statement is left out if a blank line follows it. Such a comment is for maintainers, and not
-        for readers of a script.
+        With `comments` the comments of statements are kept, except a comment at the head of a
+        statement that a blank line follows. Such a comment is for maintainers, and not for readers
+        of a script.
         """
         text = "\n".join(sql(dialect, name) for name in FILES)
         _, *pieces = re.split(r"^-- (name|part): *(\w+) *$", text, flags=re.MULTILINE)
@@ -164,7 +171,7 @@ def repeat(text: str, tables: Iterable[str]) -> str:
 
 
 def _include(text: str, part: str, inner: str) -> str:
-    """Replace {part} by the text `inner`. Indent it as the line that contains {part}."""
+    """Replace {part} by the text `inner`, with the indentation of the line that has {part}."""
     if f"{{{part}}}" not in text:
         return text
     return re.sub(

@@ -1,5 +1,5 @@
 """
-Who owns a table? This module has the one rule for all tables that are read or written.
+The rule that decides whether a table may be used, for all tables that are read or written.
 
 The owner of a table can add code to it at any moment. That code runs with the rights of the login
 that uses the table. So a table is used only if the statement `table_owners` finds that all this is
@@ -9,10 +9,10 @@ true:
 - The owners of the table and of its schema are trusted.
 - Nobody else has added a trigger. If rows are deleted, nobody else has added a foreign key.
 
-A transaction first locks the table, then looks at it, then uses it. While it holds the lock, nobody
-can change the definition of the table. In a database without such a lock the transaction looks
-again before its commit.
-`Connection.trusted` says which owners the user trusts, and which tables are used whoever owns them.
+A transaction first locks the table, then checks these points, then uses the table. While it holds
+the lock, nobody can change the definition of the table. In a database without such a lock the
+transaction checks again before its commit. `Connection.trusted` says which owners the user trusts,
+and which tables are used whoever owns them.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def check_locked(connection: Connection, queues: Sequence[QueueAddress], wanted:
     """
     Return which of the locked tables must not be used, and why.
 
-    If the database has no lock for a table's definition, `transaction` looks again before the
-    commit at the tables that may be used.
+    If the database has no lock for a table's definition, `transaction` checks the accepted tables
+    again before its commit.
     """
     before, reasons = look_at_tables(connection, queues, wanted)
 
@@ -179,7 +179,7 @@ def reason_of(  # noqa: PLR0911 - each return is one kind of error
 
 
 def advise(connection: Connection, faults: Sequence[Fault]) -> tuple[str, str]:
-    """Return what a superuser should do first, and the setting that trusts all these roles."""
+    """Return the advice for an error, and the value of the setting that trusts all these roles."""
     untrusted = [fault.role for fault in faults if fault.role is not None]
     roles = dict.fromkeys([*connection.trusted.roles, *untrusted])
     advice = errors.USE_AN_ORDINARY_LOGIN if faults[0].is_super else ""

@@ -1,12 +1,12 @@
 """
-The classes that Spark calls.
+The classes that Spark calls. They hand each call on to the readers and writers of this package.
 
-Spark chooses the camelCase names and the names of parameters.
-Spark pickles readers, writers and partitions. They hold options and plans, never a connection.
+Spark chooses the camelCase names and the names of parameters. Spark pickles readers, writers and
+partitions, so they hold options and plans, and never a connection.
 
-Spark starts one Python process to find the format, and another one to ask for its columns. So this
-module imports only what these two processes need. Each method imports its own reader or writer.
-pyarrow and pandas would make each process start half a second later.
+Spark starts one Python process to find the format, and another one to ask for its columns.
+Importing pyarrow and pandas would make each of them start half a second later. So this module
+imports only what these two processes need, and each method imports its own reader or writer.
 """
 
 from __future__ import annotations
@@ -83,7 +83,10 @@ class DefaultSource(DataSource):
         from sqlq_spark.datasource.stream import StreamReader  # noqa: PLC0415
 
         try:
-            return StreamReader(SourceOptions.parse(self.options, cores=self.cores), schema)
+            options = SourceOptions.parse(
+                self.options, cores=self.cores, application=self.application
+            )
+            return StreamReader(options, schema)
         except SqlQueueError as error:
             return RefusedStreamReader(error)
 
@@ -118,8 +121,9 @@ class RefusedStreamReader(DataSourceStreamReader):
     """
     Stands for a reader that could not be made. It raises the error at Spark's first call.
 
-    If `streamReader` itself raises an error, Spark's runner (4.0 to 4.3) hides it. The runner tries
-    to stop the reader that it never got, and reports the UnboundLocalError of that attempt.
+    It is needed because Spark's runner (4.0 to 4.3) hides an error that `streamReader` raises. The
+    runner then tries to stop the reader that it never got, and reports the UnboundLocalError of
+    that attempt.
     """
 
     def __init__(self, error: SqlQueueError) -> None:
@@ -146,9 +150,10 @@ def refuse_table(options: Mapping[str, str]) -> None:
     """
     Refuse CREATE TABLE with OPTIONS or TBLPROPERTIES.
 
-    At such a statement Spark asks for the columns, and adds the table's properties to the options
-    that it passes: `provider`, `owner` and others. When the table is read or written later, Spark
-    passes neither the options nor the properties to this class (Spark 4.0 to 4.3).
+    When such a table is read or written later, Spark passes neither the options nor the properties
+    to this class (Spark 4.0 to 4.3). The statement is recognised here because Spark asks for the
+    columns of the new table, and passes the properties `provider`, `owner` and others beside the
+    options.
 
     Raises:
         OptionsOfTable.
@@ -162,7 +167,8 @@ def sized(cores: int | None, application: str | None = None) -> type[DefaultSour
     """
     Return a class of the format that knows the cluster's cores and the application's name.
 
-    No module has this class as an attribute. So Spark pickles it by value, with these two values.
+    Spark must pickle the class by value, so that these two values reach its processes. So the class
+    is made here, and is no attribute of a module.
     """
     known = {"cores": cores, "application": application}
     return type(DefaultSource.__name__, (DefaultSource,), known)

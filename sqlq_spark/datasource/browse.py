@@ -58,7 +58,8 @@ class BrowseReader(DataSourceReader):
                     wanted=self.wanted,
                 )
             )
-        # If we return no partition, Spark adds one of its own class, which read() cannot handle.
+        # Without a partition here, Spark would add one of its own class, which `read` cannot
+        # handle.
         nothing = [(self.options.address, 0, 0)]
         return [RangePartition(*queue_range) for queue_range in ranges or nothing]
 

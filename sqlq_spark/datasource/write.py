@@ -48,13 +48,14 @@ def choose_session(options: SinkOptions) -> type[Session]:
 
 
 def look_ahead(options: SinkOptions) -> None:
-    """Fail on the driver, before a task runs, if a table that the options name does not exist."""
+    """Check before a task runs that the tables which the options name exist. Else raise."""
     if options.names_tables:
         with choose_session(options)(options, "look ahead", keep_connection=True) as session:
             session.run_with_retries(partial(check_tables, options=options))
 
 
-# A stream uses this one, because Spark makes a new writer for each micro-batch.
+# A stream uses this function, so that it checks only once: Spark makes a new writer for each
+# micro-batch.
 look_ahead_once = cache(look_ahead)
 
 
@@ -125,7 +126,7 @@ class Writing:
                 seed=None if is_exactly_once else hashlib.sha256(name.encode()).digest()[:16],
                 # decides which messages have expired since they were received, with asReceived only
                 clock=partial(ask, read_clock),
-                # The address names our database. Without the database's name, an endpoint on SQL
+                # The address contains the name of this database. Without it, an endpoint on SQL
                 # Server would send its answer into its own default database.
                 own_address=lambda address: ask(lambda opened: opened.canonical(address)),
                 sent_by=self.sent_by,
@@ -214,7 +215,7 @@ class StreamWriter(Writing, DataSourceStreamArrowWriter):
         """Stage or send one task's rows of a micro-batch."""
         spark_batch = current_batch()
         if spark_batch.query_id is None or spark_batch.number is None:
-            # without both, two queries would share a row of the dispatch log and lose messages
+            # Without these, two queries would share a row of the dispatch log, and lose messages.
             raise SqlQueueError(
                 reason="Spark did not give this task its query and batch, so a stream cannot send "
                 "once. Use foreachBatch with txnAppId and txnVersion"

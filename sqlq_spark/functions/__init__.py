@@ -300,8 +300,8 @@ def forward(
 
     The forwarded message does not expire. An endpoint with the Outbox drops the message if it has
     processed the message id before, for example the id of an audited message. If a message has
-    corrupt headers, the query fails with an error that names the message. `without` are names of
-    headers to leave out. If there are none, headers that are text stay as they are.
+    corrupt headers, the query fails with an error that names the message. `without` has names of
+    headers to leave out. If it is empty, headers that are text stay as they are.
 
     Returns:
         `body`, `headers`, `id` and, if `to` is set, `queue`.

@@ -1,9 +1,9 @@
 """
-What the functions of this package share: how headers are read, and how messages are made.
+What the column functions share: how headers are read, and how messages are made.
 
-Each expression uses the column of headers only once if possible. In a select, Spark computes equal
-parts of expressions once. In a condition it computes them several times, and would parse the text
-of the headers each time.
+Each expression uses the column of headers only once if possible, because parsing the text of the
+headers takes long. In a select, Spark computes equal parts of expressions once. But in a condition
+it computes each of them again.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 Text: TypeAlias = "Column | str"
 
-# The strictest mode of Spark's JSON parser. With any option Spark parses the text once for all
-# fields of a struct, and without options once for each field. The limits replace Spark's own, which
-# are 20 million characters of a value and 1000 digits of a number. A read has no such limits, so
-# with Spark's own limits some headers that a read accepts would be corrupt here.
+# The strictest mode of Spark's JSON parser. If there are options, Spark parses the text once for
+# all fields of a struct, and not once for each field. The limits replace Spark's own, which are 20
+# million characters of a value and 1000 digits of a number. Headers above those limits are accepted
+# by a read, and must not be corrupt here.
 STRICT = {
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
@@ -39,9 +39,9 @@ STRICT = {
     "maxNumLen": "2147483647",
 }
 
-# The full name of a type, up to the first comma outside of brackets, as in wire/headers.py. Unlike
-# there, it has no backslash outside of brackets. The quantifiers are possessive, so a text of a
-# megabyte is read once and takes no stack.
+# The full name of a type: the text up to the first comma outside of brackets, as in
+# wire/headers.py. Unlike there, a backslash outside of brackets is not allowed. The quantifiers are
+# possessive, so that a text of a megabyte is read only once and takes no stack.
 FULL_NAME = r"(?s)\A\s*+([^,\[\]\\\x00-\x1f\x7f]++(?:\[.*\][^,\[\]]*+)?)(?:,.*)?\z"
 
 EXCEPTION_MESSAGE = f"{wire.EXCEPTION_INFO}Message"
@@ -61,8 +61,8 @@ AUDIT_HEADERS = (
     wire.PROCESSING_ENDED,
 )
 FAILURE_HEADERS = (wire.FAILED_Q, returning.EXCEPTION_TYPE, EXCEPTION_MESSAGE, wire.TIME_OF_FAILURE)
-# The headers that the functions read. Each function reads all of them, so that the expressions are
-# equal and Spark parses a text once for all functions in one select.
+# The headers that the functions read. Each function reads all of them, so that their expressions
+# are equal. Then Spark parses a text only once for all functions in one select.
 READ_HEADERS = (wire.ENCLOSED_MESSAGE_TYPES, *AUDIT_HEADERS, *FAILURE_HEADERS)
 
 # headers of the received message from which the headers of a new message are made
@@ -87,7 +87,8 @@ def values(headers: Text, *names: str, json: bool) -> list[Column]:
     if not json:
         return [F.try_element_at(headers, F.lit(name)) for name in names]
     fields = READ_HEADERS if {*names} <= {*READ_HEADERS} else names
-    # A struct has the last of two equal names. A map of from_json would give the first.
+    # If a name comes twice, a struct has its last value, as it must be. A map of from_json would
+    # have its first.
     kind = StructType([StructField(name, StringType()) for name in fields])
     # Spark puts a corrupt text into the field with this name. It is longer than each header's name.
     corrupt = {"columnNameOfCorruptRecord": "_" * (1 + max(map(len, fields)))}
@@ -114,7 +115,7 @@ def full_names(text: Column) -> Column:
 def as_json(headers: Mapping[str, object]) -> Column:
     """Return headers as JSON text. A header that is null is left out."""
     fields = (F.lit(value).alias(name) for name, value in headers.items() if value is not None)
-    # A map without nulls is slower than a struct, also on the way through Arrow into the sink.
+    # A struct is faster than a map without nulls, also on the way through Arrow into the sink.
     return F.to_json(F.struct(*fields), {"ignoreNullFields": "true"})
 
 
@@ -159,12 +160,14 @@ def sent_on(
     else:
         headers = F.coalesce(headers, F.lit("{}")) if json else F.to_json(headers)
     if added:
-        # The texts are joined, because map_concat raises an error if a sender wrote a name twice.
+        # The two JSON texts are joined as text, because map_concat raises an error if a sender
+        # wrote a name twice.
         inside, more = (
             F.substring(text, 2, F.length(text) - 2) for text in (headers, as_json(added))
         )
         insides = F.concat_ws(",", F.nullif(inside, F.lit("")), more)
-        # The closing brace is taken from the headers, so the result is null if the headers are.
+        # The closing brace is taken from the headers, so that the result is null if the headers are
+        # null.
         headers = F.concat(F.lit("{"), insides, F.right(headers, F.lit(1)))
     corrupt = F.format_string(
         "message %s cannot be sent on: its headers are corrupt; leave out rows whose headers are "

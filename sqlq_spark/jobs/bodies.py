@@ -5,8 +5,9 @@ A body fits its schema if it is one JSON object, each field has the type of its 
 column that is NOT NULL has a value. A field without a column is ignored. A leading byte order mark
 is skipped. A message whose body does not fit goes to the error queue.
 
-`from_json` alone ignores text after the object. So a body is parsed as a field of another object,
-and its values are counted as elements of an array. Only one JSON value is valid in both places.
+`from_json` alone ignores text that follows the object. So a body is parsed as a field of another
+object, and it is counted how many elements it has as the inside of an array. Only a text that is
+exactly one JSON value passes both tests.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ EXCEPTION = "sqlq_spark.UnfitBody"
 # The fields of the object in which a body is parsed.
 BODY = "body"
 CORRUPT = "corrupt"
-# A number with an exponent that no double has. If the column is a DECIMAL, Spark writes out all
-# digits of such a number before it checks the precision. That took 30 s for 1e3000000, and did not
-# end for 1e100000000.
+# A number with an exponent that is too large for a double. For a DECIMAL column, Spark would write
+# out all its digits before it checks the precision. That took 30 s for 1e3000000, and did not end
+# for 1e100000000.
 HUGE = "([0-9.][eE])([+-]?[0-9]{4})"
 # SQL expressions: the body as text without a byte order mark, and whether it is UTF-8.
 TEXT = "ltrim('\ufeff', CAST(body AS STRING))"
@@ -107,9 +108,9 @@ def parse_safely(columns: StructType) -> Column:
     """
     Parse a body as `from_json` does, but without a DECIMAL of a HUGE number, which takes too long.
 
-    A body with HUGE numbers is first parsed with other text in their place. If the body then fits
-    its schema, these numbers are only parts of texts, and none is for a DECIMAL. So it is safe to
-    parse the unchanged body.
+    A body with HUGE numbers is first parsed with other text in their place, which is no number. If
+    the body still fits its schema, no HUGE number is a value of a DECIMAL: all are parts of texts.
+    Then it is safe to parse the unchanged body.
     """
     text = F.expr(TEXT)
     if "decimal(" not in columns.simpleString():

@@ -69,9 +69,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
 # A frame of a stack, for example `   at Shop.Sales.Handle(Order order) in C:\Shop.cs:line 42`, up
-# to the closing parenthesis. With (?d) only \n ends a line, and no part of a frame contains any end
-# of a line. The quantifiers are possessive. So each character of a text is read a constant number
-# of times. With Java's own ends of lines, a text of 80,000 times U+2028 took 48 s.
+# to the closing parenthesis. Each character of a text must be read only a constant number of times.
+# So the quantifiers are possessive, no part of a frame contains an end of a line, and because of
+# (?d) only \n ends a line. With Java's own ends of lines, a text of 80,000 times U+2028 took 48 s.
 ENDS = r"\r\n\x0b\f\u0085\u2028\u2029"
 FRAME = rf"(?md)^[ \t]++[^\s({ENDS}]++[ \t]++([^\s({ENDS}][^({ENDS}]*+\([^){ENDS}]*+\))"
 GUID = r"(?i)[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
@@ -79,7 +79,7 @@ NUMBERED = r"(?<=__|DisplayClass)[0-9]++(?:_[0-9]++)*+"  # as in <Handle>d__5, D
 ADDRESS = r"0x[0-9a-fA-F]++"
 QUOTED = r"\"[^\"]*+\"|'[^']*+'"
 NUMBER = r"[0-9]++"
-# Patterns are looked for in only this many first characters of a stack trace or a message.
+# How many characters of a stack trace or a message are searched for patterns, from its beginning.
 LONGEST_TEXT = 64 << 10
 
 # The time when a message failed or, if it lacks this header, the time when it was collected.
@@ -159,9 +159,9 @@ class TriageSettings(OneDatabaseSettings, StreamSettings):
         """
         Return options of the read.
 
-        Streams move messages with long headers into the error queue. Such a message must not stop
-        this job, which has no error queue of its own. The job parses no headers in a transaction.
-        So the only limit on headers is the limit on the whole message.
+        Headers may be as long as a whole message. Streams move messages with long headers into the
+        error queue, and such a message must not stop this job, which has no error queue of its own.
+        A limit on headers is not needed, because this job parses no headers in a transaction.
         """
         given = {name.lower(): text for name, text in self.source.items()}
         return self.raw_options(
@@ -174,7 +174,11 @@ class TriageSettings(OneDatabaseSettings, StreamSettings):
         )
 
     def write(self, request: str) -> dict[str, str]:
-        """Return options of the sink. Because of `request`, a request is sent only once."""
+        """
+        Return options of the sink.
+
+        The id `request` names the write, so that the request is sent only once.
+        """
         return self.raw_options(
             "sink",
             self,
@@ -226,8 +230,8 @@ def tidy(spark: SparkSession, settings: TriageSettings) -> dict[str, int]:
     """
     Delete old failures that were returned, and overwrite the table of groups, each in one commit.
 
-    A failure that is not marked as returned stays. It waits for a decision, or its request is not
-    finished.
+    A failure that is not marked as returned stays in the table: it waits for a decision, or its
+    request is not finished.
     """
     done: dict[str, int] = {}
     table = settings.table
@@ -286,9 +290,9 @@ def failures(received: DataFrame) -> DataFrame:
 
     Returns:
         Headers, body, and columns of the failure. `failedQueue` is null for a poison message, so
-        the job cannot return the message. Spark can read some headers that an endpoint cannot read,
-        but a message made of them would not be the original one. `request` and `returned` are null
-        until the message is returned.
+        the job cannot return the message. Spark can read some headers of poison all the same, but a
+        message made of them would not be the original one. `request` and `returned` are null until
+        the message is returned.
     """
     is_readable = F.udf(lambda text: parse_headers(text) is not None, "boolean", useArrow=False)
     return received.select(
@@ -354,7 +358,7 @@ class Retry:
         """
         Count failures that stay.
 
-        Senders choose the texts that a reason quotes. So only MOST_REASONS reasons are kept.
+        Only MOST_REASONS reasons are kept, because reasons quote texts that senders choose.
         """
         if reason not in self.staying and len(self.staying) >= return_to_source.MOST_REASONS:
             reason = return_to_source.OTHER_GROUPS
@@ -388,8 +392,8 @@ class Retry:
             request = str(uuid.uuid4())
             in_log(self.settings.write(request), dispatch.open_request)
             key, table = "errorQueue, seq, failureId", quote_table(self.settings.table)
-            # Another commit since the count may have left fewer rows, so the conditions are here
-            # again.
+            # The conditions are here again, because another commit since the count may have changed
+            # the rows.
             merge = (
                 f"MERGE INTO {table} AS t USING (SELECT DISTINCT {key} FROM (SELECT {key} "  # noqa: S608 - by `literal`
                 f"FROM {table} WHERE {wanted} AND {among('failedQueue', there)} "
@@ -458,7 +462,8 @@ class Retry:
             the reasons why messages cannot be sent to the other queues.
         """
         source = SourceOptions.parse(self.settings.read()).address
-        # The rows of the table name the queues, so the options of the write say which are trusted.
+        # The rows of the table name the queues, so these are untrusted. The options of the write
+        # decide which of them may be used.
         options = SinkOptions.parse(self.settings.write("check"))
         with Session(options, "triage") as session:
             connection = session.open()

@@ -128,7 +128,7 @@ def choose_queues(
     Without state tables there are no streams.
 
     Returns:
-        The queues that exist, with their names for people. And a finding for each stream's queue
+        The queues that exist, with their names for people; and a finding for each queue of a stream
         that does not exist, or whose name is no address.
     """
     options = settings.database
@@ -153,7 +153,8 @@ def maintain(
     """
     Delete the expired messages of a queue and move its due ones, each batch in a transaction.
 
-    If the server's answer to a commit is lost, this runs again, and only the counts are too low.
+    If the server's answer to a commit is lost, this runs again. No message is lost by that, but the
+    counts are too low.
     """
     expired = sum(purge.purge_expired(connection, queue))
     moved = 0

@@ -154,7 +154,7 @@ class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
         return {name: text for name, text in self.read().items() if name in SHARED}
 
     def answers(self) -> SinkOptions:
-        """Return options of the sink that answers ServiceControl. It needs no state tables."""
+        """Return options of the sink that answers ServiceControl. No state tables are needed."""
         return SinkOptions.parse({**self.shared, "delivery": "atLeastOnce"})
 
     def options(self) -> Opened:
@@ -200,10 +200,10 @@ class Appender:
     """
     Writes a micro-batch into the table or tables, then failures, then acknowledges.
 
-    A table recognises a repeated write by a name and a number. The sink of this package recognises
-    it by its dispatch log. So a job that was killed between these writes repeats the whole batch,
-    and each write is done only once. The name of a write contains the rules that decide which rows
-    go to which table.
+    A job that was killed between these writes repeats the whole batch, but each write is done only
+    once. A table recognises a repeated write by a name and a number, and the sink of this package
+    by its dispatch log. The name of a write contains the rules that decide which rows go to which
+    table: see `application`.
     """
 
     def __init__(self, settings: QueueToDeltaSettings) -> None:
@@ -245,7 +245,7 @@ class Appender:
         settings = self.settings
         iceberg = settings.format == "iceberg"
         append = table_writer.append_iceberg if iceberg else table_writer.append_delta
-        with suppress(PySparkException):  # serverless does not allow persist; each use reads again
+        with suppress(PySparkException):  # serverless refuses persist: the batch is read again
             batch.persist()
         try:
             good, unfit = (
@@ -316,12 +316,15 @@ def application(query: str, name: str, settings: QueueToDeltaSettings) -> str:
     """
     Return the txnAppId by which Delta recognises a write: query, table, and rules.
 
-    The rules decide which rows go to which table. They are part of the name, because they may
-    change between a kill and the replay of a batch. Then messages may be repeated in another table,
-    but none is lost. `form` is one of the rules, because a poison message has a type only if
-    headers are text. The schemas are rules, because they decide whether a message is written or
-    fails. With one table and no schemas the name is that of Delta's own sink, so that a checkpoint
-    can be used with both.
+    The rules decide which rows go to which table. A user may change them between a kill and the
+    replay of a batch. Then the write gets another name, and is done again. Messages may be repeated
+    in another table, but none is lost. The rules are:
+
+    - `form`, because a poison message has a type only if headers are text.
+    - The schemas, because they decide whether a message is written or fails.
+
+    With one table and no schemas the name is that of Delta's own sink, so that a checkpoint can be
+    used with both.
     """
     if not settings.split and not settings.ddl:
         return query

@@ -429,9 +429,9 @@ def find_value(
     """
     name = setting.name
     flag = f"--{name.replace('_', '-')}"
-    # For the setting `source_password`, these are the values of source_url, source_credentials and
-    # source_secret_key. For a setting without `password` in its name, they are empty: `replace`
-    # does not change the name, and `values` does not have this setting yet.
+    # What else may give the password: for the setting `source_password`, the values of source_url,
+    # source_credentials and source_secret_key. For a setting without `password` in its name these
+    # are empty: `replace` then returns the same name, and `values` does not have this setting yet.
     url, credentials, key = (
         values.get(name.replace("password", other), "")
         for other in ("url", "credentials", "secret_key")

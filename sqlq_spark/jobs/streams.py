@@ -1,9 +1,9 @@
 """
-What jobs share on Spark: the session, the cluster's size, tables, and a stream with its totals.
+What jobs share that use Spark: the session, the cluster's size, tables, and a run of a stream.
 
-Before Spark 4.2 a stream from queues with `Trigger.AvailableNow` ends after one micro-batch. So the
-job starts it again on its checkpoint, until it has received all messages that waited when the first
-run ended.
+Before Spark 4.2 a stream from queues with `Trigger.AvailableNow` ends after one micro-batch. Then
+the job starts the stream again on its checkpoint, until it has received all messages that waited
+when the first run ended.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def configure(builder: SparkSession.Builder, *, delta: bool) -> SparkSession.Bui
     """
     Set the SETTINGS that spark-submit was not given, and add Delta if `delta`.
 
-    Under spark-submit, its command line must name the jar of Delta.
+    Under spark-submit, Delta cannot be added here: its jar must be named in the command line.
     """
     settings = SETTINGS | DELTA if delta else SETTINGS
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit
@@ -157,9 +157,9 @@ def spread(spark: SparkSession, read: dict[str, str]) -> dict[str, str]:
     """
     Set maxConcurrency to the number of tasks that the cluster runs at the same time.
 
-    The data source itself knows only the driver's cores. Nothing is set if the options have
-    maxConcurrency. Nor is it set if the options read the queue of one instance of an endpoint,
-    because one task must receive its replies.
+    Without this the data source would count only the driver's cores. Nothing is set if the options
+    have maxConcurrency already. Nothing is set either if they name the queue of one instance of an
+    endpoint, because only one task may receive its replies.
     """
     given = SourceOptions.parse(read)
     if given.max_concurrency is not None or given.instances:
@@ -260,7 +260,8 @@ def receive_queues(
             tally = watch(write(load_stream(spark, read)), asked)
             totals.update(messages=tally.messages, batches=tally.batches)
             ends = find_ends(SourceOptions.parse(read)) if again else []
-            # The first run has moved due messages into the queues. So the stops include them.
+            # The stops are read only now, because the first run has moved due messages into the
+            # queues.
             stops = stops or [end.last for end in ends]
             if not any_waits(ends, stops) or asked.is_set() or not tally.worked:
                 return dict(totals)  # messages behind the stops may still wait
@@ -301,7 +302,7 @@ def sigterm() -> Iterator[threading.Event]:
     """
     Give an event that SIGTERM sets, instead of ending the process.
 
-    Under spark-submit the signal must reach this process. If it reaches only the JVM, the JVM ends
+    Under spark-submit the signal must reach this process. If only the JVM gets it, the JVM ends
     immediately, and the next run repeats the batch.
     """
     asked = threading.Event()
@@ -358,12 +359,12 @@ def bind_checkpoint(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> 
     """
     Bind a stream's checkpoint to the database that it sends to, before the stream starts.
 
-    If a batch was sent, but its commit did not reach the checkpoint, the next run repeats it. The
-    sink's dispatch log has that batch, so it is not sent again. The dispatch log of another
-    database or stateSchema does not have it. Therefore the job enters an id into the dispatch log,
-    and keeps the id in the checkpoint beside Spark's own files. While a batch is open, the job
-    sends only to a database whose dispatch log has the id. After a run that ended without an error,
-    the target may be changed.
+    If a batch was sent but its commit did not reach the checkpoint, the next run repeats the batch.
+    It is not sent again, because the sink's dispatch log has it. But the dispatch log of another
+    database or stateSchema does not have it, and the batch would be sent twice. Therefore the job
+    enters an id into the dispatch log, and keeps the id in the checkpoint beside Spark's own files.
+    While a batch is open, the job sends only to a database whose dispatch log has this id. After a
+    run that ended without an error, the target may be changed.
 
     Raises:
         BadSettings: an open batch may have been sent to another target.

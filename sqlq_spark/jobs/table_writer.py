@@ -1,7 +1,7 @@
 """
 Writes micro-batches into tables, exactly once, and sends answers to ServiceControl.
 
-A table recognises a repeated write by its name and number.
+A write has a name and a number. By these a table recognises a write that is repeated.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def keep(
     """
     Receive into the Delta table of the settings, and tidy it at the end.
 
-    A stream that runs continuously calls `tidy` after each batch. With Spark Connect that happens
-    in another process, so the totals lack its counts.
+    If the stream runs continuously, `tidy` is called after each batch instead. With Spark Connect
+    that happens in another process, so the totals lack its counts.
     """
     done = Counter[str]()
 
@@ -105,7 +105,7 @@ def append_delta(
     """
     Append rows to a Delta table, unless it already has this write. A missing table is created.
 
-    The table recognises the write by its name and number. A new table is partitioned by the columns
+    The write is recognised by its name and number. A new table is partitioned by the columns
     `partitions`.
     """
     writer = rows.write.format("delta").mode("append").partitionBy(*partitions)
@@ -120,10 +120,10 @@ def append_iceberg(rows: DataFrame, table: str, name: str, number: int) -> None:
     """
     Append rows to an Iceberg table, unless it already has this write. A missing table is created.
 
-    Iceberg does not check names and numbers of writes. So the name and the number are written into
-    the properties of the snapshot, and are looked up before the next write. Iceberg's own streaming
-    sink does the same. A write is found as long as its snapshot is in the table's history. Two
-    drivers at the same time may both find nothing, and both write.
+    Iceberg itself does not recognise a repeated write. So the name and the number of a write are
+    stored in the properties of its snapshot, and are looked up before the next write, as in
+    Iceberg's own streaming sink. A write is found as long as its snapshot is in the table's
+    history. If two drivers run at the same time, both may find nothing, and both write.
     """
     spark = rows.sparkSession
     if not spark.catalog.tableExists(table):

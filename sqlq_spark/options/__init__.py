@@ -1,10 +1,10 @@
 """
-Options of a read and of a write. Spark passes texts, which become frozen values.
+The options of a read and of a write. Spark passes them as texts, which become frozen values here.
 
-`DatabaseOptions.parse` in connection.py refuses names that look misspelt. It also refuses options
-of a write on a read, and options of a read on a write. All other names belong to Spark and are
-ignored. The readers in fields.py read the text of one option. `__post_init__` in source.py and in
-sink.py checks rules about several options.
+fields.py has the readers, which turn the text of one option into a value. `DatabaseOptions.parse`
+in connection.py refuses names that look misspelt, options of a write on a read, and options of a
+read on a write. It ignores all other names, because they belong to Spark. source.py and sink.py
+check the rules about several options, in `__post_init__`.
 """
 
 from sqlq_spark.options.sink import SinkOptions

@@ -1,5 +1,5 @@
 """
-Parse options, and define those that reads, writes and commands share: the database and its login.
+The options that reads, writes and commands share: the database, its login, and how to parse them.
 
 `DatabaseOptions.parse` refuses typos, options of a write on a read, and options of a read on a
 write. All other names belong to Spark and are ignored.
@@ -60,9 +60,9 @@ OF_A_TABLE = (
 )
 CHECKPOINT = "checkpointlocation"  # Spark's own option, which a read and a write may have
 
-# What to use with this package → options of other sources and sinks. These options raise an error.
-# Otherwise a job that was written for another source would run without its limits, and receive all
-# messages that wait.
+# Options of other sources and sinks, by what to use instead with this package. These options raise
+# an error. If they were ignored, a job that was written for another source would run without its
+# limits, and receive all messages that wait.
 INSTEAD = {
     "name the queue by queue, or several of a read by queues": (
         "subscribe subscribePattern assign dbtable query subscriptionId"
@@ -156,8 +156,8 @@ def _fits(pattern: str, name: str) -> bool:
 class DatabaseOptions:
     """The options of the database: where it is, how long to wait, and whose tables are used."""
 
-    # Texts for the error if an option of the other side is set: the name of this side, and the
-    # place where that option must be set.
+    # for the error if an option of the other side is set: the name of this side, and where to set
+    # the option
     side: ClassVar[tuple[str, str]] = ("command", "a read or a write")
 
     url: str = option("url", words, EXAMPLES, default=MISSING, secret=True)  # contains the login

@@ -1,8 +1,8 @@
 """
-How a text becomes a typed value: for options, for settings of jobs, and for flags of commands.
+Turn texts into typed values: for options, for settings of jobs, and for flags of commands.
 
-An option is a field of a dataclass. The field's metadata has the option's name, its reader, and
-what an error says is expected. The field's default is the option's default.
+An option is a field of a dataclass, whose default is the option's default. The field's metadata has
+the option's name, its reader, and the words in which an error says what is expected.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ DEFAULT_MESSAGE_SIZE = 256 << 20  # default of maxMessageBytes; a larger message
 LARGEST_MESSAGE = max(names.largest_message for names in DIALECTS.values())  # bytes, any database
 DEFAULT_HEADER_SIZE = 1 << 20  # default of maxHeaderBytes; usual headers have a few kilobytes
 LONGEST_NAME = 63  # bytes
+LONGEST_SHORT_TEXT = 200  # characters, as columns of the state tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +187,17 @@ def _read_words(text: str) -> str:
     return text
 
 
+def _read_short_text(text: str) -> str:
+    require(len(_read_words(text)) <= LONGEST_SHORT_TEXT and text.isprintable())
+    return text
+
+
 count = whole_number(1)
 size = Reader("bytes, at least 1, as 67108864 or 64m", _read_size)
 true_or_false = one_of("true", "false")
 flag = Reader(true_or_false.expected, lambda text: true_or_false(text) == "true")
 name = Reader(f"a name of 1 to {LONGEST_NAME} bytes", _read_name)
 words = Reader("a text that a driver can send", _read_words)
+short_text = Reader(
+    f"a text of at most {LONGEST_SHORT_TEXT} characters in one line", _read_short_text
+)

@@ -49,8 +49,8 @@ HIDDEN = "***"
 _PART = r"[^:,@/?#;&=\s]*"
 _HOST = rf"(?:\[[^\[\]@/?\s]*\]|{_PART})(?::[0-9]*)?"
 # A pattern for the text after `://` of a url whose password is at a wrong place and contains an @.
-# The text before the @ then looks like user and password. But in the place of the user is a host,
-# or in the place of the password is a parameter.
+# The text before the @ then looks like user and password, but it has a host in the place of the
+# user, or a parameter in the place of the password.
 MISPLACED = r"[0-9.]+:[^/]*@|[^/]*[;&](?:password|pwd)=[^/]*@"
 PLAIN_URL = re.compile(
     rf"\w+://(?!{MISPLACED})(?:(?P<user>{_PART})(?P<password>:[^@/?\s]*)?@)?"
@@ -144,8 +144,8 @@ def parse_reply_address(
     """
     Read the queue to which replies go, from an option or a row: a name, or an address of a message.
 
-    Nothing checks whether this queue exists, because this login may not see it. So at least a text
-    in the notation of another database is refused.
+    This login may not see the queue, so it is not checked whether the queue exists. But a text in
+    the notation of another database is refused.
     """
     if naming.is_of_other_database(text):
         example = naming.print_address(QueueAddress("Spark.In"))

@@ -45,13 +45,15 @@ def _read_types(text: str) -> str:
 
 
 def _read_application(text: str) -> str:
-    # SQL Server ignores blanks at the end of a text. So two different names could be equal there.
+    # Blanks at the end are refused: SQL Server ignores them, so two different names could be equal
+    # there.
     require(len(words(text)) <= LONGEST_APPLICATION and text == text.strip())
     return text
 
 
 def _read_topics(text: str) -> tuple[str, ...]:
-    # `Shop.OrderPlaced, Shop` would be one type with its assembly, and not two topics.
+    # a blank is refused: `Shop.OrderPlaced, Shop` is probably one type with its assembly, not two
+    # topics
     require(not has_blank(text))
     topics = tuple(split_names(text))
     require(not any(map(topic_problem, topics)))

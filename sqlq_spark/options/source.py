@@ -18,6 +18,7 @@ from sqlq_spark.options.fields import (
     one_of,
     option,
     read_message_size,
+    short_text,
     size,
 )
 from sqlq_spark.options.names import parse_queue, parse_queues
@@ -82,12 +83,18 @@ class SourceOptions(DatabaseOptions):
     # whether a stream, when it starts, warns if an endpoint seems to own the queue
     warn_if_shared: bool = option("warnIfShared", flag, default=True)
     fail_on_data_loss: bool = option("failOnDataLoss", flag, default=True)
-    # If True, a batch that left fewer receipts than it had tasks ends the query and stays open. If
-    # False, it is closed with a warning. None is the same as False, but if no task of a batch ran,
-    # a run of AvailableNow ends with an error.
+    # the name of the stream in lists of streams, if Spark's query has none
+    stream_name: str | None = option("streamName", short_text)
+    # whether other streams receive from the queue too, on purpose
+    shared_by_streams: bool = option("sharedByStreams", flag, default=False)
+    # What to do about a batch that left fewer receipts than it had tasks. If True, the query ends
+    # with an error, and the batch stays open. If False, the batch is closed with a warning. None is
+    # the same as False, with one exception: if no task of a batch ran, a run of AvailableNow ends
+    # with an error.
     fail_on_missing_receipts: bool | None = option("failOnMissingReceipts", flag)
 
     cores: int | None = None  # cores of the cluster; None if `register` was not called
+    application: str | None = None  # the application's name; None if it is not known
 
     def __post_init__(self) -> None:
         self._check_one_of_queue_and_queues()
@@ -117,7 +124,7 @@ class SourceOptions(DatabaseOptions):
     @cached_property
     def instances(self) -> frozenset[QueueAddress]:
         """
-        Those queues that belong to one instance of an endpoint whose own queue is read too.
+        The queues of single instances of an endpoint whose own queue is read too.
 
         The name of an instance's queue is that of the endpoint's queue, with a dot and a suffix.
         """
@@ -161,8 +168,8 @@ class SourceOptions(DatabaseOptions):
         """
         Return how many tasks may read a queue, or None if it has no limit of its own.
 
-        A queue of one instance holds only replies to this instance. Unless maxConcurrency is set,
-        one task reads it, as in the transport.
+        The queue of one instance of an endpoint holds only replies to this instance. Unless
+        maxConcurrency is set, only one task reads it, as in the transport.
         """
         return 1 if self.max_concurrency is None and address in self.instances else None
 

@@ -1,1 +1,1 @@
-"""Receive by delete: the driver's loop, its plans, the tasks and their receipts."""
+"""Receiving: the driver's loop, its plans, the tasks, and their receipts."""

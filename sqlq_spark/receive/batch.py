@@ -1,9 +1,9 @@
 """
-A batch as values: its offset, its plan, the tasks that receive it, and what a task has received.
+The values of a batch: its offset, its plan, its tasks, and what a task has received.
 
-Nothing here speaks to a database. An offset comes out of a checkpoint, and a plan may come out of a
+Nothing here asks a database. An offset is read from a checkpoint, and a plan may be read from a
 state table. Others may write to checkpoints and state tables, so this module checks each offset and
-each plan. The address of a queue in a plan is untrusted too.
+each plan. The addresses of queues in a plan are untrusted too.
 
 The JSON form of an offset has one constant order of keys, because Spark compares the text:
 
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 CEILING = 64 << 20
 # One statement of a task takes about this many bytes.
 STEP = 16 << 20
-# The time that a task's transaction costs, counted in bytes that could be received in that time.
-# Measured: a transaction without messages takes 5 to 8 ms, and 1 MiB is received in the same time.
+# The cost of a task's transaction, as a number of bytes that could be received in the same time.
+# Measured: a transaction without messages takes 5 to 8 ms, which is the time to receive 1 MiB.
 TRANSACTION = 1 << 20
 MOST_TASKS = 10_000  # how many tasks a batch may have
 LONGEST_PLAN = 4 << 20  # characters of a stored plan
@@ -229,7 +229,7 @@ def find_fault_of_part(part: Any) -> str | None:  # noqa: ANN401 - of JSON
 
 
 def are_bounds(bounds: list[Any]) -> bool:
-    """Whether there are two bounds or more, all of them are seqs that can exist, and they rise."""
+    """Whether these are bounds of ranges: at least two possible seqs, in ascending order."""
     if len(bounds) < 2 or any(type(bound) is not int for bound in bounds):  # noqa: PLR2004
         return False
     is_rising = all(first < stop for first, stop in pairwise(bounds))
@@ -254,11 +254,11 @@ def tasks_of(end: Offset, options: SourceOptions) -> list[Task]:
     """
     Make the tasks of the batch that ends at an offset, numbered over all its queues.
 
-    When Spark runs a batch again, only its offset is known, and the options may have changed since.
-    Nothing is received from a queue that the options no longer name. If a task of such a queue has
-    left a receipt, the receipt is handed out. If not, the task writes an empty receipt. Because of
-    that receipt, the task receives nothing when Spark runs it again, even if the options name its
-    queue again by then.
+    When Spark runs a batch again, it gives only the offset, and the options may have changed since.
+    If the options no longer name a queue of the batch, nothing new is received from this queue. A
+    task of the queue still hands out its receipt if it has left one. If not, it writes an empty
+    receipt. Because of that, a later run of the task receives nothing either, even if the options
+    name the queue again by then.
 
     Raises BadAddress.
     """
@@ -307,12 +307,12 @@ def share_bytes(plan: BatchPlan, most: int | None) -> list[int]:
 
 def deal_to_partitions(plan: Sequence[QueuePlan], most: int) -> BatchPlan:
     """
-    Deal the tasks of a plan to at most `most` partitions of Spark. Each partition gets a task.
+    Deal the tasks of a plan to at most `most` partitions of Spark, so that none is empty.
 
     A partition runs its tasks one after the other. The heaviest tasks are dealt first, each to the
-    partition that has the least weight so far. The result is stored in the plan. So a batch that
-    runs again has the same partitions, even with other options or another number of cores. A sink
-    may depend on that, because it may number messages by partition.
+    partition that has the least weight so far. The result is stored in the plan, so a batch that
+    runs again has the same partitions, even with other options or another number of cores. Some
+    sinks need that, because they number messages by partition.
     """
     weights = [
         TRANSACTION + min(CEILING, queue_plan.share * queue_plan.bytes)

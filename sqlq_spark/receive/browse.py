@@ -1,7 +1,8 @@
 """
-Reading without receiving: pages of a queue, in the order of seq. Nothing is locked or deleted.
+Browsing: read pages of a queue in the order of seq, without locking or deleting messages.
 
-A page is read in one or two short transactions of its own, so that a slow reader holds no snapshot.
+Each page is read in one or two short transactions. If a reader is slow, no transaction is open
+between its pages, so it does not keep the server from removing dead rows.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ MOST_NAMED = 20  # how many seqs a warning lists
 HIGHEST_COUNT = 2**31 - 1  # the most messages that a statement can be asked for
 STOP = HIGHEST_SEQ + 1  # after all seqs
 EQUAL = ("EqualTo", "EqualNullSafe")  # filters that mean the same, as seq and queue are never null
-# For each kind of filter: the half-open range of seqs that a filter with this value selects.
+# For each kind of filter on seq: a function from the filter's value to the half-open range that it
+# selects.
 RANGES: dict[str, Callable[[int], tuple[int, int]]] = {
     **dict.fromkeys(EQUAL, lambda seq: (seq, seq + 1)),
     "GreaterThan": lambda seq: (seq + 1, STOP),
@@ -53,11 +55,12 @@ RANGES: dict[str, Callable[[int], tuple[int, int]]] = {
 @dataclass(frozen=True, kw_only=True)
 class Selection:
     """
-    A half-open range of seqs, and the canonical addresses of queues. If `queues` is None, all.
+    Which messages a browse reads: a half-open range of seqs, of all queues or of some.
 
-    Spark may pass the filters of the query to this package. Filters that become part of the
-    selection are ranges of `seq`, and comparisons of `queue` with one address or a list. With them
-    the database reads fewer rows. Spark applies all other filters.
+    `queues` has the canonical addresses of the queues. It is None for all queues. Spark may pass
+    the filters of the query to this package. A filter becomes part of the selection if it compares
+    seq with numbers, or `queue` with addresses. Then the database reads fewer rows. Spark applies
+    all other filters.
     """
 
     first: int = LOWEST_SEQ
@@ -71,7 +74,7 @@ class Selection:
         """
         Narrow the selection by one of Spark's filters.
 
-        The class of a filter is known by its name, because Spark 4.0 has none of these classes.
+        Filters are recognised by the names of their classes, because Spark 4.0 lacks these classes.
 
         Returns:
             The selection, and True if Spark need not apply the filter too.
@@ -175,7 +178,7 @@ def read_pages(
 def read_messages(
     connection: Connection, queue: QueueAddress, first: int, stop: int, messages: int
 ) -> tuple[pa.Table, int]:
-    """Read one page as `read_pages` does. Return it, and the seq where the next page begins."""
+    """Read one page as `read_pages` does. Return also the seq where the next page begins."""
     page, following = read_page(
         connection,
         queue,
@@ -204,8 +207,8 @@ def read_page(
     """
     Read the lowest messages of a range. Messages that share a seq are always read together.
 
-    In a table without a unique index on seq, several messages may share a seq, and a full page may
-    end between them. Then all messages of that seq wait for the next page. If the page has no other
+    In a table without a unique index on seq, several messages may share a seq. If a full page ends
+    between such messages, all of them are left for the next page. If the page has only this one
     seq, all messages of the seq are read now.
 
     Returns:
@@ -213,7 +216,8 @@ def read_page(
     """
 
     def read(first: int, stop: int, messages: int, size: int, *, narrow: bool) -> pa.Table:
-        # each read has its own transaction: a read that PAGE_BYTES cuts ends its transaction
+        # each read has a transaction of its own, because a read that is stopped at PAGE_BYTES ends
+        # its transaction
         with transaction(connection):
             use(connection, [queue], READ)
             return connection.arrow(

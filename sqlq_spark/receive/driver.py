@@ -1,9 +1,9 @@
 """
 The driver's side of a stream: close the last batch, look at the queues, plan the next batch.
 
-Spark calls `latest` with the end of the last batch in its commit log. This call acknowledges that
-batch. All that must last is in the offset and in the stream's row. What a process remembers only
-saves work, and a new process starts without it: see Memory.
+Spark calls `latest` with the end of the last batch in its commit log. `latest` acknowledges this
+batch and plans the next one. All that must survive a restart is in the offset and in the stream's
+row. What the process remembers beside that only saves work: see Memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sqlq_spark.errors import (
     ReceiptsMissing,
     StreamOfOtherQueue,
 )
-from sqlq_spark.receive import pace, peek, receipts
+from sqlq_spark.receive import heartbeat, pace, peek, receipts
 from sqlq_spark.receive.batch import (
     INITIAL,
     Offset,
@@ -106,9 +106,8 @@ class Memory:
         """Remember that the batch of `end` is closed, and learn from what it has received."""
         claim = replace(self.claim, stream=end.stream)
         memory = replace(self, end=end, closed=closed, claim=claim)
-        # If a batch was passed over, Spark's batch was not above the high-water mark. The batch
-        # received nothing for that reason, and not because others hold its messages. So nothing is
-        # learned from it.
+        # A batch that was passed over received nothing because Spark's batch was not above the
+        # high-water mark. That says nothing about the queues, so nothing is learned from it.
         if not closed.tasks or closed.is_passed_over:
             return memory
         looks = dict(self.looks)
@@ -154,7 +153,7 @@ class Memory:
 
 
 def plan_batch(memory: Memory, options: SourceOptions, now: float) -> tuple[Memory, BatchPlan]:
-    """Plan the next batch by what the last looks found. An empty plan means: nothing to do."""
+    """Plan the next batch by what the last looks found. An empty plan: nothing is to be done."""
     memory = memory.wait(now)
     backlogs = [
         Backlog(
@@ -229,6 +228,7 @@ class StreamDriver:
         self._at_start = at_start
         self._is_purged = False
         self._is_checked = False
+        self._has_beaten = not self._has_receipts  # whether the first heartbeat was tried
         self._is_over = False  # whether a run of AvailableNow ended before its queues were empty
         self._has_warned_of_cores = False
         self._warned_of_unread = -inf  # time of the last warning of a batch of which no task ran
@@ -248,7 +248,7 @@ class StreamDriver:
         return self._session.run_with_retries(partial(self._latest, start=start))
 
     def acknowledge(self, end: Offset) -> None:
-        """Acknowledge `end`, whose batch Spark has in its commit log."""
+        """Acknowledge the batch that ends at `end`. Spark has it in its commit log."""
         self._session.run_with_retries(partial(self._acknowledge, end=end))
 
     def tasks(self, end: Offset) -> list[Task]:
@@ -349,17 +349,21 @@ class StreamDriver:
 
     def _latest(self, connection: Connection, start: Offset) -> Offset:
         """
-        Close the batch of `start`, look, and plan the batch after it, in one transaction.
+        Close the batch that ends at `start`, look, and plan the next batch, in one transaction.
 
-        This may run again: a batch that is closed stays closed, and a planned batch keeps its plan.
-        If moving due messages fails, or planning fails, another transaction closes the batch.
+        A call may be repeated: a closed batch stays closed, and a planned batch keeps its plan. If
+        due messages cannot be moved, or planning fails, the batch is still closed, in another
+        transaction.
 
-        If no task of a batch ran, the next batch is planned only after the queues have rested.
-        Without that pause, a batch of the same messages would be planned again and again. If
-        another process planned the batch, there is no pause, because Spark 4.0 and 4.1 ask for a
-        batch only once in each run of AvailableNow.
+        If no task of the closed batch ran, its messages still wait, and the next batch would ask
+        for the same messages. So it is planned only after the queues have rested. There is no such
+        pause if another process planned the closed batch: Spark 4.0 and 4.1 ask for a batch only
+        once in each run of AvailableNow, and would get none.
         """
         self._prepare(connection)
+        if not self._has_beaten:
+            heartbeat.begin(connection, self.memory.claim, start.stream)
+            self._has_beaten = True
         if self._is_over:
             return start
         now = self.clock()
@@ -403,7 +407,7 @@ class StreamDriver:
         self._report_closed(memory.closed)
 
     def _move_due(self, connection: Connection, now: float) -> None:
-        """Move due messages, in transactions of their own. A queue that gets any rests no more."""
+        """Move due messages, in transactions of their own. A queue that gets some stops resting."""
         for name, poller in self.due_pollers.items():
             if poller.poll(connection, now):
                 awake = {name: peek.wake(self.memory.looks[name])}
@@ -480,7 +484,11 @@ class StreamDriver:
     def _look_at(
         self, connection: Connection, queue: QueueAddress | None, state: PeekState, now: float
     ) -> PeekState:
-        """Answer the questions of a look at a queue. `queue` is None if it is known to be empty."""
+        """
+        Answer the questions of a look at a queue.
+
+        `queue` is None if the queue is known to be empty.
+        """
         look = peek.look(state, now, self.options)
         try:
             question = next(look)
@@ -606,10 +614,10 @@ def find_above(
     """
     Find the messages with a seq higher than the last one that the queue's sequence has given.
 
-    `last` is the highest seq of the queue, which the caller has read before. If it is None, the
-    queue is empty, and None is returned. Messages that were sent after that read are not looked
-    for, because the sequence gave their seqs. The checks of a starting stream have warned of
-    messages with a higher seq.
+    `last` is the highest seq of the queue, as the caller has read it. Only messages up to `last`
+    are looked for: what is sent later gets its seq from the sequence. If `last` is None, the queue
+    is empty, and None is returned. No warning is logged here, because the checks of a starting
+    stream warn of such messages.
     """
     if last is None:
         return None

@@ -1,5 +1,5 @@
 """
-Due messages: move them from the table where they wait into their queue.
+Due messages: move delayed messages that are due from their table into the queue.
 
 An endpoint moves its due messages while it receives. In a stream, the driver moves them before it
 looks at a queue. `sqlqueue move-due` and the job `maintenance` move them without a stream. If a due
@@ -53,7 +53,11 @@ class Moved:
     next_due: float | None
 
     def until_due(self, seconds: float) -> float:
-        """Cut a pause at the next due time. Messages that are due now do not shorten it."""
+        """
+        Shorten a pause of `seconds` so that it ends when the next message is due.
+
+        Messages that are due already do not shorten it.
+        """
         if self.next_due is None or self.next_due <= 0:
             return seconds
         return min(seconds, self.next_due)
@@ -71,16 +75,15 @@ class Mover:
 
     def move(self, connection: Connection, most: int = DUE_BATCH) -> Moved:
         """
-        Move up to `most` messages in one transaction, beginning with the earliest due time.
+        Move up to `most` messages in one transaction, those first that have been due longest.
 
-        If the answer of the server is lost, the caller may call this again. At any time a message
-        is in exactly one of the two tables, so the second call moves other messages. Several movers
-        share the work.
+        If the server's answer is lost, the caller may call this again. At any time a message is in
+        exactly one of the two tables, so no message is moved twice. Several movers share the work.
 
-        After a copy by hand or a restore, a due message may have an id that is in the queue
-        already. Then it gets a new id in the queue. If the mover left it in place, every later move
-        would find it again. If the mover dropped it, a message could be lost. A receiver recognises
-        a copy by its MessageId.
+        If the queue already has a message with the same id, a due message gets a new id. This
+        happens after a copy by hand or a restore. The message must be moved all the same: if it
+        stayed, every later call would find it again, and if it were deleted, it could be lost. A
+        receiver recognises a duplicate by its MessageId.
 
         Raises:
             DelayedQueueNotFound, QueueNotFound, TableRefused, BadOption, MissingOption, RowsHeld.
@@ -157,8 +160,8 @@ def pause(before: float, moved: Moved) -> float:
     Return how many seconds a mover sleeps after a batch that was not full, as in the transport.
 
     The pause is 1 s if messages were moved. If not, it is twice as long as the pause `before`, from
-    1 s to 60 s. A pause ends at the next due time, if that comes earlier. Messages that are due but
-    were not moved do not shorten the pause, because another mover moves them.
+    1 s to 60 s. It ends early when the next message is due. Messages that are due already do not
+    shorten it, because another mover is moving them.
     """
     return moved.until_due(
         min(LONGEST_PAUSE, max(SHORTEST_PAUSE, 0.0 if moved.messages else 2 * before))
@@ -175,9 +178,10 @@ class DueMessagePoller:
 
     def poll(self, connection: Connection, now: float) -> bool:
         """
-        Move as many messages as a micro-batch holds, after each peekDelay and at each due time.
+        Move due messages, at most as many as a micro-batch holds. Return whether any was moved.
 
-        Returns whether any message was moved.
+        The table is read after each peekDelay, and earlier if a message is due or the last call
+        left some.
         """
         if now < self._next:
             return False
@@ -190,16 +194,17 @@ class DueMessagePoller:
         return moved.messages > 0
 
     def finish(self, connection: Connection) -> None:
-        """Move all messages due now, and none later. A run of AvailableNow receives no others."""
+        """Move all messages that are due now. A run of AvailableNow receives no later ones."""
         if self.options.delayed_delivery:
             self._move(connection, None)
             self._next = inf
 
     def _move(self, connection: Connection, most: int | None) -> Moved | None:
         """
-        Move due messages, or return None if the queue of an instance has no table for them.
+        Move due messages. Return None if the queue has no table of delayed messages and needs none.
 
-        Such a queue need not have that table: an endpoint has one for all its instances.
+        The queue of an instance of an endpoint needs none, because all instances share the
+        endpoint's table.
         """
         try:
             return self.mover.move_all(connection, most)

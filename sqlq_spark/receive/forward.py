@@ -1,19 +1,19 @@
 """
-Forwarding: a delayed message that was moved into this queue may belong to another queue.
+Forwarding: send on received messages that were delayed and belong to another queue.
 
-The header ForwardDestination names the queue to which the message belongs. The task that receives
-the message sends it on to that queue, in the same transaction, without the header and without
-expiry. If the message belongs to this queue, only the header is removed. A message that cannot be
-sent on is diverted to the error queue, and can be returned from there. Without an error queue,
-Spark gets the message with its header.
+An endpoint has one table of delayed messages for all destinations, and moves due messages into its
+own queue. The header ForwardDestination names the queue to which such a message belongs. The task
+that receives the message sends it on to that queue in the same transaction, without this header and
+without expiry. If the message belongs to this queue, only the header is removed. A message that
+cannot be sent on is diverted to the error queue, and can be returned from there. Without an error
+queue, Spark gets the message with its header.
 
-Headers longer than maxHeaderBytes are not parsed. Some readers, such as error_triage, have no such
-limit. They deliver messages with headers of more than 1 MiB, and do not look for ForwardDestination
-in these headers.
+Headers longer than maxHeaderBytes are not parsed. Readers without this limit, such as error_triage,
+deliver messages with headers of more than 1 MiB without looking for ForwardDestination.
 
-The addresses in the headers are untrusted. They are parsed, looked up all at once, and receive
-messages only if database/destinations.py allows it. If any other statement for a destination fails,
-only the work for that destination is undone.
+The addresses in the headers are untrusted. They are parsed, and database/destinations.py decides
+which of them may receive messages. If a statement for one destination fails, only the work for that
+destination is undone.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-# Headers can have ForwardDestination only if one of these words occurs in them. The second word is
-# for writers that escape the name in JSON.
+# One of these words occurs in any headers with ForwardDestination. The second word is for writers
+# that escape the name in JSON.
 # Measured with 33 MB of 50,000 headers without these words: RE2 takes 1 ms for each word if the
-# headers are one text, and 3 ms row by row. pyarrow's plain search takes 55 ms. One pattern with
-# both words takes 100 ms.
+# headers are searched as one text, and 3 ms row by row. pyarrow's plain search takes 55 ms. One
+# pattern with both words takes 100 ms.
 FORWARD_WORDS = ("ForwardDestination", NAMED_IN_HEX)
 
 
@@ -90,7 +90,11 @@ def forward_delayed(
 
 
 class Forwarding:
-    """The messages of a task that may belong to other queues. A `row` is the index of one."""
+    """
+    The messages of a task that may belong to other queues.
+
+    In this class a `row` is the index of a message among them.
+    """
 
     def __init__(
         self, connection: Connection, task: Task, marked: pa.Table, failed: Reasons
@@ -128,8 +132,8 @@ class Forwarding:
         """
         Return which destinations are this queue, in whatever spelling.
 
-        This task's lock on its own queue keeps other sessions from changing that table. So a
-        destination that another session has locked is not this queue.
+        A destination that another session has locked is not this queue: this task has locked its
+        own queue, so no other session can have such a lock on it.
         """
         same: set[str] = set()
 
@@ -143,7 +147,7 @@ class Forwarding:
         return sorted(row for name in destinations for row in self.away[name])
 
     def send(self) -> dict[str, errors.SqlQueueError]:
-        """Send on the messages that can be sent. Return why the other destinations got none."""
+        """Send messages to the destinations. Return why some destinations got none."""
         addresses: dict[str, QueueAddress] = {}
         reasons: dict[str, errors.SqlQueueError] = {}
         for text in self.away:
@@ -215,7 +219,7 @@ def find_marked(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
 
 
 def is_mentioned(word: str, texts: pa.ChunkedArray) -> bool:
-    """Whether a word is in any of the texts. For speed, each chunk is searched as one long text."""
+    """Whether a word is in any of the texts. A chunk is searched as one text, which is faster."""
     for chunk in texts.chunks:
         _, offsets, data = chunk.buffers()
         if len(chunk) and data is not None:
@@ -231,10 +235,10 @@ def deliver(
     rows: pa.Table, marked: pa.ChunkedArray, texts: list[str | None], left: Collection[int]
 ) -> pa.Table:
     """
-    Return the rows of a task.
+    Return the rows that stay in this queue, with the changed headers of the marked ones.
 
-    The marked rows get the headers in `texts`. `left` names marked rows by their place among the
-    marked rows. They have left this queue, and are not returned.
+    `texts` has the headers of the marked rows. `left` has the marked rows that have left this
+    queue, as indexes among the marked rows.
     """
     mask = marked.combine_chunks()
     headers = pc.replace_with_mask(

@@ -1,11 +1,12 @@
 """
-How many messages the next micro-batch asks for.
+How many messages and tasks the next micro-batch gives to each queue.
 
 This is pure arithmetic. It uses the backlogs, the limits, and how many tasks of past batches
 received nothing.
 
-A stream may read several queues. They share what a batch may hold by water filling, so that a
-queue with a million messages does not keep the others waiting.
+A stream may read several queues. They share the limits of a batch by water filling: each queue gets
+an equal share, and what a queue does not need goes to the others. So a queue with a million
+messages does not keep the others waiting.
 
 The number of tasks starts as in the transport's version 3: as many as the pending work needs, up to
 the maximum. It then adapts as in the transport's version 2.1, by counting the receives with and
@@ -34,7 +35,7 @@ BYTES_PER_TASK = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What waits in one queue, as far as it decides how much a batch asks for."""
+    """What waits in one queue: the facts that decide how much a batch asks of it."""
 
     messages: int  # how many wait, counted up to the limit of a batch
     bytes_each: float  # the mean size of a message, > 0
@@ -116,10 +117,10 @@ def quotas(
             this number.
 
     Returns:
-        One entry for each queue. A quota has at least one message and one task. Together the
-        quotas keep the limits. Only if more queues have a quota than tasks are allowed, there are
-        more tasks, one for each queue. An entry is None if nothing waits in its queue, or if it is
-        another queue's turn. All entries are None if too few messages wait.
+        One entry for each queue. A quota has at least one message and one task. Together the quotas
+        keep the limits, with one exception: if more queues have a quota than tasks are allowed,
+        each of these queues still gets one task. An entry is None if nothing waits in its queue, or
+        if it is another queue's turn. All entries are None if too few messages wait.
     """
     waiting = sum(backlog.messages for backlog in backlogs)
     if waiting < (options.min_messages or 1) and waited < options.max_trigger_delay:
@@ -153,8 +154,8 @@ def share_fairly(wants: Sequence[int], limit: int, *, turn: int) -> list[int]:
     Share a number, the `limit`, by water filling.
 
     A place that wants less than an equal share gets what it wants. The other places get equal
-    shares of the rest. If the division leaves a remainder, some of these places get 1 more. `turn`
-    says at which place this begins. After the last place it continues at the first one.
+    shares of the rest. If the division leaves a remainder, as many of these places get 1 more. The
+    first of them is the place number `turn`, and after the last place comes the first one.
 
     Returns:
         The share of each place, which is not more than it wants. The sum of the shares is the
@@ -206,10 +207,10 @@ def _fit_in_turns(limit: int, backlogs: Sequence[Backlog], turn: int) -> list[in
     """
     Count the messages of each queue that the bytes of a batch can hold.
 
-    A queue is heavy if its share is smaller than one of its messages. It leaves its share to the
-    others until it has its turn. Then it gets one message, and the others share the rest. So a
-    limit below the size of one message does not stop the stream, and a heavy message does not stop
-    its queue.
+    A queue is heavy if its share of the bytes is smaller than one of its messages. It gets nothing
+    until it is its turn, and the other queues share all bytes. When it is its turn, it gets one
+    message, and the others share the rest. So even a limit below the size of one message does not
+    stop a queue or the stream.
     """
     counts = _fit_bytes(limit, backlogs, turn)
     is_heavy = [

@@ -1,20 +1,24 @@
 """
-Where the driver looks for messages: a frozen state, and pure functions that return the next one.
+Where the driver looks for messages in a queue.
 
-Nothing here asks the database.
+The state of the looks is frozen, and pure functions return the next state. Nothing here asks the
+database: a look yields questions, and the driver answers them.
 
-A look starts at the lowest seq that an earlier look has found. Before that seq there may be deleted
-rows that an old snapshot keeps, and walking over them takes time. From time to time, and when
-nothing is found, a look starts at the very beginning, because a lower seq may be committed late. If
-a batch received nothing, others hold its messages. Then looks start at the seq after these
-messages, until the next look from the very beginning. A queue in which nothing was found rests for
-a while.
+Usually a look starts at the lowest seq that an earlier look has found. Before that seq there may be
+deleted rows that an old snapshot keeps, and reading past them takes time. There are three
+exceptions:
 
-A run of AvailableNow looks up to the highest seq that the sequence had given when the run started,
-because later messages have a higher seq. But a row may have a seq that the sequence did not give:
-the row was copied, or its writer chose the seq. The run receives such rows after all others, and
-only as many as there were at its start. If the run looked up to the seq of such a row, it could
-receive for ever, because new messages have lower seqs.
+- From time to time, and when nothing is found, a look starts at the very beginning, because a
+  message with a lower seq may be committed late.
+- If a batch received nothing, others hold its messages. Then looks start after these messages,
+  until the next look from the very beginning.
+- A queue in which nothing was found is not looked at for a while: it rests.
+
+A run of AvailableNow looks up to the highest seq that the queue's sequence had given when the run
+started, because later messages get a higher seq. But a message may have a seq that the sequence has
+not given yet, because it was copied or its writer chose the seq. The run receives such messages
+last, and only as many as there were at its start. It must not simply look up to their seqs: new
+messages have lower seqs, and it could receive for ever.
 """
 
 from __future__ import annotations
@@ -55,7 +59,7 @@ class Found:
     span: int = 0  # seqs from the lowest to the highest: about how many messages wait in all
 
     def is_unchanged(self, earlier: Found) -> bool:
-        """Whether it seems that no one has taken or added messages since the `earlier` look."""
+        """Whether nobody seems to have taken or added messages since the `earlier` look."""
         return (self.messages, self.cuts[:1], self.last) == (
             earlier.messages,
             earlier.cuts[:1],
@@ -75,7 +79,7 @@ class LastBatch:
 
 @dataclass(frozen=True, slots=True)
 class AboveEnd:
-    """Messages with a seq above the last one that the sequence had given when the run started."""
+    """Messages with a higher seq than the sequence had given when a run of AvailableNow started."""
 
     first: int  # the lowest seq of these messages
     last: int  # the highest seq of these messages
@@ -127,8 +131,8 @@ def look(state: PeekState, now: float, options: SourceOptions) -> Look:
     """
     Look at a queue, by one question or a few.
 
-    If others hold messages, a look asks for the messages after them. If there are none, it asks for
-    the held messages again.
+    If others hold the messages of the last batch, a look asks for the messages after them. If there
+    are none, it asks for the held messages again.
 
     Args:
         state: what is remembered of the queue.
@@ -159,7 +163,7 @@ def look(state: PeekState, now: float, options: SourceOptions) -> Look:
 
 
 def ask_lowest(state: PeekState, now: float, options: SourceOptions) -> Step:
-    """Ask at the very beginning if it is time to, else after held messages or at the anchor."""
+    """Ask at the very beginning if it is time to. Else ask after held messages or at the anchor."""
     if now >= state.from_start:
         return (yield from ask_at_start(state, now, options))
     if state.skip_to is not None:
@@ -222,9 +226,10 @@ def go_above(state: PeekState, above: AboveEnd) -> PeekState:
 
 def freeze(state: PeekState, last: int | None, sequence: AboveSequence | None) -> PeekState:
     """
-    End all looks at the queue's highest seq or at the last seq of its sequence, whichever is lower.
+    Fix the highest seq at which a run of AvailableNow looks, when the run starts.
 
-    `last` and `sequence` are None if the queue is empty.
+    This is the queue's highest seq or the last one that its sequence has given, whichever is lower.
+    `last` is the queue's highest seq. `last` and `sequence` are None if the queue is empty.
     """
     end = LOWEST_SEQ if last is None else min(last, LAST_LOOKED_AT - 1)
     if sequence is None or sequence.given is None or sequence.first is None:
@@ -234,7 +239,11 @@ def freeze(state: PeekState, last: int | None, sequence: AboveSequence | None) -
 
 
 def spend(state: PeekState, messages: int) -> PeekState:
-    """Count messages that were received against the limit of the run, if it has one."""
+    """
+    Count received messages against the limit of a run of AvailableNow.
+
+    Only such a run has a limit, and only for the messages of AboveEnd.
+    """
     return state if state.left is None else replace(state, left=max(0, state.left - messages))
 
 
@@ -270,13 +279,17 @@ def learn(state: PeekState, taken: int) -> PeekState:
     state = spend(state, taken)
     state = replace(state, last_batch=replace(last_batch, is_empty=taken == 0))
     if taken >= last_batch.messages and state.skip_to is None:
-        # only dead rows lie before the end of the batch, and they need no second look
+        # the next look starts after the batch: before its end there are only dead rows now
         state = replace(state, anchor=last_batch.stop)
     return state
 
 
 def forget_batch(state: PeekState) -> PeekState:
-    """Learn nothing from the next batch, because the last look did not plan it."""
+    """
+    Forget the last batch.
+
+    The next batch was not planned by a look, so nothing is to be learned from it.
+    """
     return replace(state, last_batch=None)
 
 

@@ -1,17 +1,17 @@
 """
 What a task cannot deliver: messages that cannot be read, and messages that are too large.
 
-Poison is a row whose headers are not a JSON object of texts, or are not UTF-8. (A database with the
-encoding SQL_ASCII holds any bytes.) All poison of a task is diverted to the error queue at once,
-with its bodies. There a poison message gets headers that can be read. One of them holds the old
-text. If ServiceControl found a row that it cannot read, it would try that row for ever, and all
-other failures would wait. Poison that an operator returns is diverted again. Without the option
-errorQueue poison is delivered, with its text in the column corruptHeaders.
+Poison is a message whose headers are not a JSON object of texts, or are not UTF-8. (A database with
+the encoding SQL_ASCII holds any bytes.) All poison of a task is diverted to the error queue at
+once. There it gets headers that can be read, and one of them holds the old text. These headers are
+for ServiceControl: it would try a row that it cannot read for ever, and all other failures would
+wait. Poison that an operator returns is diverted again. Without the option errorQueue poison is
+delivered, with its text in the column corruptHeaders.
 
-A message may be larger than maxMessageBytes, or its headers larger than maxHeaderBytes. The server
-moves such a message to the error queue, and does not send it to the task. Parsing its headers would
-take long, while the transaction is open. So the message gets no new header, and only the log says
-why it was moved.
+A message is too large if it has more than maxMessageBytes, or its headers have more than
+maxHeaderBytes. The server moves it to the error queue without sending it to the task. It gets no
+new header, because parsing its headers would take long while the transaction is open. Only the log
+says why it was moved.
 """
 
 from __future__ import annotations
@@ -174,9 +174,10 @@ def combine(column: pa.ChunkedArray) -> pa.Array:
 
 def fit_headers(connection: Connection, task: Task, bad: PoisonRows) -> pa.Array:
     """
-    Write headers that can be read. If they would be too large, the old headers stay.
+    Return readable headers for poison, or its old headers if the new ones would be too large.
 
-    Escapes make a text up to six times as long. Old headers that are too large are not parsed.
+    The old text becomes up to six times as long by escapes. Old headers that are too large are not
+    parsed.
     """
     most = min(task.options.max_header_bytes, DEFAULT_HEADER_SIZE)
     short = pc.less_equal(connection.stored_bytes(bad.texts), most)
@@ -235,8 +236,9 @@ def fail_again(text: str, row: str, failure: dict[str, str]) -> str:
     """
     Write the headers of poison that was returned to its queue and is poison again.
 
-    The new failure replaces the old one, and all other headers stay. A return to source removes
-    FailedQ. If it is still there, the stream reads an error queue, and nothing is replaced.
+    The new failure replaces the old one, and all other headers stay. Usually the header FailedQ is
+    gone, because a return to source removes it. If it is still there, the stream reads an error
+    queue, and nothing is replaced.
     """
     headers = parse_headers(text) or {}
     if headers.get(FAILED_Q):
@@ -255,9 +257,9 @@ def store_in_error_queue(
     connection: Connection, error_queue: QueueAddress, store: Callable[[bool], T], *, rows: int
 ) -> T:
     """
-    Store messages in the error queue under their ids. If any id is taken, all get new ids.
+    Store messages in the error queue. If one of their ids is taken, all get new ids.
 
-    `store` stores all messages. It is called with True if they are to get new ids. `rows` is how
+    `store` inserts all messages. It is called with True if they are to get new ids. `rows` is how
     many messages there are.
 
     Raises:
@@ -300,10 +302,11 @@ class LargeDiverted:
 
 def divert_large(connection: Connection, task: Task, *, is_short: bool) -> LargeDiverted:
     """
-    On the server, move messages that are too large, or whose headers are, to the error queue.
+    Move messages that are too large to the error queue, without fetching them.
 
-    This looks for large messages only if `is_short`: the task got fewer messages than were planned
-    for it, and fewer bytes than it may take.
+    A message is too large if it has too many bytes, or if its headers have. This looks for such
+    messages only if `is_short`: the task got fewer messages than were planned for it, and fewer
+    bytes than it may take.
 
     Raises MessageTooLarge if there is no error queue.
     """
@@ -348,12 +351,12 @@ def divert_large(connection: Connection, task: Task, *, is_short: bool) -> Large
 
 def may_be_large(task: Task) -> bool:
     """
-    Whether a message of the task's queue may be too large, by the sample of the task's plan.
+    Whether the task's queue may have a message that is too large, by the sample in the task's plan.
 
-    `receive` does not take large messages, so after some time they have the lowest seqs of the
-    queue. Then they are in the sample, and SAMPLED times the mean of the sample is no less than
-    the size of each of them. The mean counts each character of headers as one byte, but the table
-    may store a character in two bytes.
+    `receive` leaves large messages in the queue. So after some time they have the lowest seqs of
+    the queue, and are in the sample. None of them is larger than the mean of the sample times
+    SAMPLED. The mean counts each character of headers as one byte, although the table may use two
+    bytes for it.
     """
     limit = min(task.options.max_message_bytes, task.options.max_header_bytes // 2)
     return task.bytes_each * SAMPLED >= limit
@@ -380,8 +383,8 @@ def cut_groups(large: list[LargeMessage], most: int) -> Iterator[list[LargeMessa
     """
     Cut large messages into groups. One statement moves one group.
 
-    A group has at most `most` bytes, or a single message. The groups end once they have MOST_BYTES
-    together.
+    A group has at most `most` bytes, or only one message. Once all groups together have MOST_BYTES,
+    no more messages are put into groups.
     """
     total = 0
     size = 0

@@ -1,15 +1,14 @@
 """
-Receipts and the row of their stream, in the transaction that the caller has open.
+Receipts of tasks, and the row of their stream. Everything runs in the caller's transaction.
 
 A receipt is a row that holds what one task has received. A large payload is in pages, which are
 rows of another table. The task writes the receipt in the transaction that deletes the messages. If
 Spark runs the task again, the later attempt hands out the receipt. The driver deletes the receipt
 when it acknowledges the batch. An operator may return or drop it instead: see admin/receipts.py.
 
-A batch is open while `batch > acked_batch` of its stream. A task of a batch that is not open is
-stale. An acknowledgement also raises the high-water mark of Spark's query, which is the highest
-number of a closed batch of Spark. Then no stream of the query receives for a batch up to that
-number again.
+A batch is open while its number is above `acked_batch` of its stream. A task of a batch that is not
+open is stale. An acknowledgement also stores the number that Spark gave the batch. No stream of
+Spark's query receives for a batch of this or a lower number again.
 """
 
 from __future__ import annotations
@@ -39,14 +38,16 @@ log = logging.getLogger("sqlq_spark")
 
 ROW_BYTES = 64  # bytes of a row in a payload, apart from headers and body
 UTF8_GROWTH = 3  # UTF-8 may take up to three times the bytes of UTF-16
-# What a task did with the messages it took. They are in the receipt, or they had expired and were
-# dropped, or they went to the error queue (diverted) or to other queues (forwarded).
+# What becomes of the messages that a task takes. They are in the receipt (messages), or were
+# deleted because they had expired, or went to the error queue (diverted) or to other queues
+# (forwarded).
 COUNTS = ("messages", "expired", "diverted", "forwarded")
 LONGEST_RUN = 200  # characters of the id of a query's run
 # how many messages a receipt may hold if an operator opens it, when its plan is not known
 MOST_MESSAGES = 10_000_000
 
-# A sink may read only a part of a batch. The other messages stay in the queue for the next batch.
+# Logged if a batch left fewer receipts than it had tasks. If the sink has read only a part of the
+# batch, the other messages stay in the queue for the next batch.
 MISSING = (
     "%s: batch %d had %d tasks and left %d receipts: the sink did not read the whole batch, or the "
     "database lost commits in a failover. After a failover, messages that are in the sink will be "
@@ -120,13 +121,13 @@ def lock_for_plan(connection: Connection, stream: str, batch: int, claim: Claim)
     """
     Lock a stream's row, so that `batch` can get its plan. Return the plan if it already has one.
 
-    Two plans of one batch would share the receipts of the batch. Messages that only one of the
-    plans receives would be lost. So if a plan was committed but the answer was lost, the batch
-    keeps that plan.
+    A batch may have a plan already if it was committed but the answer was lost. Then the batch
+    keeps that plan. With two plans it would have receipts of both, and messages that only one of
+    them receives would be lost.
 
     The caller has acknowledged the batch before `batch` in an earlier transaction. If the row does
-    not show this, the database has lost commits since then: a standby that was behind took over
-    while the query was running.
+    not show this, the database has lost commits since then. This happens if a standby that was
+    behind took over while the query was running.
 
     Raises:
         StreamNotFound, DatabaseRolledBack, StreamTakenOver.
@@ -199,9 +200,9 @@ def enter_query(connection: Connection, task: Task, spark_batch: SparkBatch) -> 
     """
     Record that the task's stream receives from the task's queue in this run of Spark's query.
 
-    This has a transaction of its own. It replaces the entry of an earlier run, even if that run had
-    another stream: the checkpoint of that stream may be lost. Then the high-water mark decides what
-    may be received.
+    This has a transaction of its own. It replaces the entry of an earlier run, even if that run
+    used another stream, whose checkpoint may be lost. The high-water mark still keeps the query
+    from receiving twice for one batch.
 
     Raises:
         QueueReadTwice: another stream receives from the queue in this run. Each stream would get a
@@ -258,8 +259,8 @@ class StoredReceipt:
         Unpack the messages, with the columns of QUEUE_ROW.
 
         A receipt is refused if it has more than `messages` messages, or more bytes than a task can
-        take if one message has `largest` bytes. An earlier release could store an expiry beyond the
-        calendar. Such an expiry is null here.
+        take if one message has `largest` bytes. If an expiry lies beyond the calendar, which an
+        earlier release could store, it becomes null.
 
         Raises PayloadRefused if someone has changed the receipt.
         """
@@ -267,7 +268,8 @@ class StoredReceipt:
         expected = Expected(
             where="receipt {}/{}/{}".format(*receipt),
             schema=QUEUE_ROW,
-            # a task may exceed its ceiling by one more step and one more message
+            # A task may take more than its ceiling: its last step and the last message of that step
+            # may exceed it.
             most=CEILING + UTF8_GROWTH * (STEP + largest) + ROW_BYTES * rows,
             size=self.unpacked,
             rows=self.messages,
@@ -297,7 +299,7 @@ def save(connection: Connection, task: Task, result: TaskResult, spark_batch: Sp
     """
     Write the receipt of a task, even if the task received nothing.
 
-    Spark may run the batch again. Then the empty receipt keeps this task from receiving messages.
+    If Spark runs the batch again, the empty receipt keeps the task from receiving messages then.
     """
     payload = pack(result.rows)
     connection.run(
@@ -311,6 +313,7 @@ def save(connection: Connection, task: Task, result: TaskResult, spark_batch: Sp
         bytes=weigh(result.rows),
         query_id=spark_batch.query_id,
         spark_batch=spark_batch.number,
+        query_name=spark_batch.query_name,
         unpacked=payload.size,
         payload=in_row(payload.bytes),
     )
@@ -331,9 +334,10 @@ class QueueOutcome:
     expired: int
     diverted: int
     forwarded: int
-    # Spark's query, and its last batch; None if the receipts name several queries or none
+    # Spark's query, its last batch and its name; None if the receipts name several queries or none
     query_id: str | None
     spark_batch: int | None
+    query_name: str | None
 
     @property
     def taken(self) -> int:
@@ -398,8 +402,8 @@ def acknowledge(connection: Connection, end: Offset, claim: Claim) -> Closed:
 
     Spark has that batch in its commit log. This function locks the stream's row, so it waits for
     running tasks. Tasks that come later are stale. The first call in a process takes the stream
-    over from the process before. If fewer tasks left a receipt than were planned, this function
-    logs that, or raises ReceiptsMissing. If no task left a receipt, the caller decides what to do.
+    over from the process before. If only some of the planned tasks left a receipt, this function
+    logs that, or raises ReceiptsMissing. If no task left one, the caller decides what to do.
 
     Raises:
         StreamNotFound, StreamOfOtherQueue, StreamTakenOver, CheckpointRolledBack,
@@ -415,12 +419,13 @@ def acknowledge(connection: Connection, end: Offset, claim: Claim) -> Closed:
         accept_or_raise(error, claim.options)
         return Closed(row.acked_batch, stored_plan=row.stored_plan)
     is_open = row.acked_batch < batch
-    # Delete only the receipts of this batch and of open batches. When an operator returns or drops
-    # a receipt, its batch is closed, and the other receipts of that batch must stay.
+    # Only the receipts of this batch and of open batches before it are deleted. A batch of which an
+    # operator has returned or dropped a receipt is closed, and its other receipts must stay.
     first = min(row.acked_batch + 1, batch)
     outcomes = connection.rows("outcome", QueueOutcome, stream=stream, first=first, batch=batch)
-    # The plan of a batch is committed before Spark has the batch's offset. Only the batch after the
-    # acknowledged one gets a plan.
+    # A database that has lost commits may show neither a plan nor a receipt of this batch. In a
+    # database that has lost none, the plan of a batch is committed before Spark gets the batch's
+    # offset. Only the batch after the acknowledged one gets a plan.
     was_planned = row.plan_batch == batch or bool(outcomes)
     if row.acked_batch < batch - 1 or (is_open and not was_planned):
         refuse_old_database(connection, stream, batch, row.acked_batch, claim)
@@ -482,23 +487,30 @@ def close(
         batch=closed.batch,
         query_id=spark_batch.query_id,
         spark_batch=spark_batch.number,
+        query_name=spark_batch.query_name,
         **count_messages(closed.outcomes),
     )
     connection.run("delete_receipts", stream=stream, first=first, batch=closed.batch)
 
 
 def name_in_spark(outcomes: Sequence[QueueOutcome]) -> SparkBatch:
-    """Return Spark's query and batch. They are None unless all receipts name the same query."""
+    """Return Spark's names of a batch. They are None unless all receipts name the same query."""
     named = [outcome for outcome in outcomes if outcome.spark_batch is not None]
     queries = {outcome.query_id for outcome in named}
     if len(queries) != 1 or None in queries:
         return SparkBatch()
     last = max(outcome.spark_batch or 0 for outcome in named)
-    return SparkBatch(query_id=queries.pop(), number=last)
+    names = {outcome.query_name for outcome in named}
+    name = names.pop() if len(names) == 1 else None
+    return SparkBatch(query_id=queries.pop(), number=last, query_name=name)
 
 
 def is_passed_over(connection: Connection, stream: str, spark_batch: SparkBatch) -> bool:
-    """Whether Spark's batch is not above the high-water mark. The batch is not acknowledged yet."""
+    """
+    Whether Spark's batch is not above the high-water mark, so that its tasks received nothing.
+
+    Call this before the batch is acknowledged.
+    """
     if spark_batch.number is None:
         return False
     plan_high_water = read_fence(connection, stream, spark_batch, queue="").plan_high_water

@@ -21,10 +21,9 @@ Its steps, in this order:
                   queue.
     save_receipt  Store the other messages, in the same transaction.
 
-The rows go to Spark only after the commit.
-If the failure of a destination ends the transaction, all steps run again without that destination.
-After a lost connection, the caller runs the task again. It does not matter whether the commit was
-done: either nothing has happened, or the receipt is there.
+The rows go to Spark only after the commit. If the failure of a destination ends the transaction,
+all steps run again without that destination. If the connection is lost, the caller runs the task
+again. Then either the receipt is there, or the transaction was undone and nothing has happened.
 """
 
 from __future__ import annotations
@@ -137,13 +136,12 @@ def check_open(task: Task, fence: Fence) -> bool:
 
 def is_new(task: Task, plan_high_water: int | None, spark_batch: SparkBatch) -> bool:
     """
-    Whether Spark's batch is above the high-water mark.
+    Whether Spark's batch is above the high-water mark, so that the task may receive.
 
-    If it is not, raise CheckpointIncomplete unless the user accepts that.
-
-    Spark runs a batch only by the plan that it stored before the first task of the batch. If a task
-    comes with another plan, the checkpoint has lost entries. If Spark gave a task no query and no
-    batch, it is not checked. This happens in a thread that a user's function started.
+    If it is not, raise CheckpointIncomplete unless the user accepts that. Spark stores the plan of
+    a batch before the first task of the batch runs. So if a task comes for the same batch with
+    another plan, the checkpoint has lost entries. A task to which Spark gave no query and no batch
+    is not checked. Such a task runs in a thread that a user's function started.
     """
     if plan_high_water is None or spark_batch.number is None:
         return True
@@ -155,10 +153,10 @@ def is_new(task: Task, plan_high_water: int | None, spark_batch: SparkBatch) -> 
 
 def check_number(task: Task, stored: StoredReceipt, spark_batch: SparkBatch) -> None:
     """
-    Check that a receipt is handed out for the batch of Spark for which it was received.
+    Check that a receipt is handed out for the same batch of Spark for which it was received.
 
-    If Spark's query asks for it in another batch, a sink may hold that batch already, and would
-    drop the messages of the receipt.
+    If the query asks for the receipt in another batch, a sink may already have a batch of that
+    number. It would drop the messages of the receipt.
     """
     received = stored.spark_batch
     if received is None or spark_batch.number is None or stored.query_id != spark_batch.query_id:
@@ -168,7 +166,7 @@ def check_number(task: Task, stored: StoredReceipt, spark_batch: SparkBatch) -> 
 
 
 def accept_lost_files(task: Task, spark_batch: SparkBatch, received: int, instead: str) -> None:
-    """Raise that a checkpoint lost its files of this batch up to `received`, or accept the loss."""
+    """Raise that a checkpoint lost files up to batch `received`, unless the user accepts it."""
     batch = spark_batch.number or 0
     error = CheckpointIncomplete(
         query=spark_batch.query_id,
@@ -187,8 +185,8 @@ def take(connection: Connection, task: Task) -> pa.Table:
     """
     Delete the task's messages in steps of about STEP bytes, up to the end of its range or a limit.
 
-    A step looks at no more rows than are likely to fit. The database ends a step that has reached
-    its size in bytes.
+    A step asks for as many rows as are likely to fit into STEP. The database also ends the step
+    when it has that many bytes.
     """
     steps: list[pa.Table] = []
     first = task.first

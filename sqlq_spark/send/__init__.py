@@ -1,1 +1,1 @@
-"""Send: the rows of a frame become messages. They are staged, and dispatched once."""
+"""Sending: the rows of a DataFrame become messages, which are staged and then dispatched once."""

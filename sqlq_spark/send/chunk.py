@@ -1,9 +1,10 @@
 """
-A chunk: messages that are staged and inserted together, and functions that choose its rows.
+Chunks: messages that are staged and inserted together. Here are their columns and masks.
 
-A chunk is a table of Arrow with the columns CHUNK_ROW, and with some of CHUNK_OPTIONAL after them.
-sender.py makes chunks of rows, dispatch.py keeps them in the staging, and insert.py inserts them.
-A mask is an array of booleans, one for each row of a chunk. Nothing here asks the database.
+A chunk is an Arrow table with the columns CHUNK_ROW, and after them some of CHUNK_OPTIONAL.
+sender.py makes chunks of rows, dispatch.py stages them, and insert.py inserts them. A mask is an
+array of booleans, one for each row of a chunk. It chooses rows, for example those that are delayed.
+Nothing here asks the database.
 """
 
 from __future__ import annotations
@@ -122,7 +123,11 @@ def find_published(
 
 
 def count_unmatched(topics: pa.ChunkedArray, masks: Iterable[pa.ChunkedArray]) -> Counter[str]:
-    """Count the published rows that are in no mask, by their topics, joined by SEPARATOR."""
+    """
+    Count the published rows that are in none of the masks.
+
+    The key is their topics, joined by SEPARATOR.
+    """
     unmatched = topics.is_valid()
     for mask in masks:
         unmatched = pc.and_not(unmatched, mask)
@@ -154,10 +159,10 @@ def has_lifetimes(chunk: pa.Table) -> bool:
 
 def to_queue_rows(chunk: pa.Table, now: datetime | None) -> pa.Table:
     """
-    Return the chunk's rows with the columns of a queue. `add_ids` adds ids where they are missing.
+    Return the chunk's rows with the columns of a queue. `add_ids` fills in missing ids.
 
-    Expires is `now` plus the lifetime. `now` is the database's time, in UTC without a zone. If it
-    is None, no message expires, and the column is left out.
+    The column Expires is `now` plus the lifetime of the row. `now` is the database's time, in UTC
+    without a zone. If `now` is None, no message expires, and the column is left out.
     """
     optional = [CHUNK_ID, *CHUNK_LEGACY]
     names = [field.name for field in optional if field.name in chunk.column_names]
@@ -170,9 +175,10 @@ def to_queue_rows(chunk: pa.Table, now: datetime | None) -> pa.Table:
 
 def add_ids(rows: pa.Table) -> pa.Table:
     """
-    Return rows of a queue. A row without an id gets a new one. New ids rise.
+    Return rows of a queue in which each row has an id. New ids ascend.
 
-    Each copy of a message is a row, and each row has another id.
+    A message that is copied into several queues becomes several rows, and each row needs its own
+    id.
     """
     ids = rising_ids(rows.num_rows)
     if CHUNK_ID.name in rows.column_names:

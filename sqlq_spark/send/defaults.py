@@ -1,20 +1,21 @@
 """
-The headers that a message gets if its row does not have them, computed in columns.
+The headers that a message gets if its row does not have them.
 
-The value of a header comes from the first of these that has one:
+All rows of a record batch are computed at once, in columns. The value of a header comes from the
+first of these that has one:
 
-1. A column of the frame that overrides it: `correlationId`, `replyToAddress`, `deliverAt` or
-   `delay`. sender.py has removed the row's own header of that name: see `OwnTexts.without`.
+1. A column of the frame that overrides the header: `correlationId`, `replyToAddress`, `deliverAt`
+or `delay`. sender.py has removed the row's own header of that name: see `OwnTexts.without`.
 2. The row's own header, in the column `headers`.
-3. The default that this module takes from an option or computes.
+3. The default, which this module takes from an option or computes.
 
-Together the headers in SENT_BY name the sender. If a row has the header TimeSent, another sender
-has sent the message before. Then the row gets none of the headers in SENT_BY, unless the option
-originatingEndpoint is set. That option is a default for all rows.
+The headers in SENT_BY together name the sender. A row with the header TimeSent was sent by another
+sender before. It gets none of the headers in SENT_BY, with one exception: the option
+originatingEndpoint is a default for all rows.
 
 StartNewTrace is "True" for an event and "False" for all other messages, as endpoints write it. A
-message that another sender has sent before keeps what it has. A delayed message that carries a
-traceparent gets "True", because its receiver would continue a trace that ended long before.
+row with the header TimeSent keeps what it has. A delayed row with a traceparent gets "True",
+because its receiver would otherwise continue a trace that ended long before.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ SENT_BY = (wire.ORIGINATING_MACHINE, wire.ORIGINATING_ENDPOINT, wire.HOST_ID)
 
 
 class NewIds:
-    """New ids for the messages of a record batch, and for the conversations that they begin."""
+    """New ids for the messages of a record batch, and new ids for their conversations."""
 
     def __init__(self, frame: Frame, ids: npt.NDArray[np.uint8]) -> None:
         self._frame = frame
@@ -65,10 +66,10 @@ class NewIds:
 @dataclass(frozen=True, kw_only=True)
 class Defaults:
     """
-    The default of each header for the rows of a record batch: a column, or one text for all rows.
+    The default of each header: a column with one text for each row, or one text for all rows.
 
-    A column of the frame that overrides a header counts as its default here: the rows' own header
-    of that name was removed before.
+    If a column of the frame overrides a header, the column counts as its default. This works
+    because the rows' own header of that name was removed before.
     """
 
     options: SinkOptions
@@ -105,7 +106,11 @@ class Defaults:
         return name == wire.ORIGINATING_ENDPOINT and self.options.originating_endpoint is not None
 
     def _columns(self) -> dict[str, Callable[[], pa.Array | str | None]]:
-        """Return a function that computes each header, in the order that messages have."""
+        """
+        Return, for each header, a function that computes it.
+
+        The headers are in the order of messages.
+        """
         columns: dict[str, Callable[[], pa.Array | str | None]] = {
             wire.MESSAGE_ID: lambda: self.ids.message_ids,
             wire.START_NEW_TRACE: self._new_traces,

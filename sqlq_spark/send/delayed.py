@@ -1,9 +1,9 @@
 """
 Delayed messages: store them in the table where they wait until they are due.
 
-The header ForwardDestination of a stored message names its destination. The endpoint that owns the
-table moves due messages into its own queue, and forwards them from there: see receive/due.py and
-receive/forward.py.
+The header ForwardDestination of a stored message names its destination. When the message is due,
+the endpoint that owns the table moves it into its own queue, and forwards it from there to the
+destination. A stream does the same: see receive/due.py and receive/forward.py.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def delayed_routes(connection: Connection, options: SinkOptions, chunk: pa.Table
     """
     Return the routes of delayed messages into the tables where they wait.
 
-    The database's clock decides when a message is due. A time in the past is stored as the current
-    time, and the next mover takes the message.
+    The database's clock decides when a message is due. A due time in the past becomes the current
+    time, so the next mover moves the message.
 
     Raises:
         BadOption, MissingOption.

@@ -1,18 +1,24 @@
 """
-Exactly once: tasks stage their messages, and the driver dispatches them in one transaction.
+Exactly-once sends: tasks stage their messages, and the driver dispatches them.
 
-A task writes its messages as chunks into a table that no receiver reads, each in a transaction of
-its own. When all tasks are done, the driver's transaction advances the dispatch log, copies the
-chunks of the attempts that won into the queues, and deletes all chunks of the batch. A batch that
-is in the dispatch log is not sent again. A batch that failed has sent nothing.
+A task stages its messages as chunks. The staging is a table that no receiver reads. When all tasks
+of a batch have ended, the driver does the following in one transaction:
 
-With sendsAtomicWithReceive the driver's transaction also settles the receipts of the micro-batch.
-The messages of settled receipts can no longer be returned to their queue.
+- It enters the batch into the dispatch log. If the log has the batch already, nothing is sent.
+- It copies the chunks into the queues. If a task ran more than once, only the chunks of the attempt
+  that Spark accepted are copied.
+- It deletes all chunks of the batch.
 
-The dispatch log holds the last batch that each sink has sent. If an application has named the sink,
-the log also holds where that batch went. So a second write that uses the same name by mistake
-raises an error. A task that stages for a sink locks the sink's row shared. A driver that dispatches
-or discards locks it exclusively.
+So a batch is sent once, and a batch that failed has sent nothing. With sendsAtomicWithReceive the
+same transaction also settles the receipts of the micro-batch. The messages of a settled receipt can
+no longer be returned to their queue.
+
+The dispatch log has one row for each sink, with the last batch that was sent. If an application has
+named the sink, the row also says where that batch went. If another write uses the same name by
+mistake, this destination differs, and an error is raised.
+
+The row is also a lock. A task that stages locks it shared. A driver that dispatches or discards
+locks it exclusively.
 """
 
 from __future__ import annotations
@@ -49,15 +55,16 @@ NAMED_SINK = "app:"  # begins the name of a sink that an application names, by t
 NAMELESS_SINK = "write:"  # begins the name of a write that is never replayed
 ABANDONED = 7 * 86400.0  # seconds after which chunks and log rows of a nameless write are deleted
 SKIPPED = ". Nothing was sent now. If this is another write, give it a txnAppId of its own"
-# How many batches the dispatch log may be ahead of a batch that is sent: a replay may repeat the
-# batch before the last one.
+# By how many batches the dispatch log may be ahead of a batch that is sent. It is one, because a
+# restarted query may repeat the batch before the last one.
 AHEAD = 1
 
-# Each request of error_triage has a sink in the dispatch log. The number of the sink's batch is the
-# state of the request. It only increases.
+# The states of a request of the job error_triage. Each request is a sink in the dispatch log, and
+# the number of the sink's last batch is the state of the request. It only increases.
 REQUEST_UNKNOWN = -2  # the dispatch log does not have the request
-# The job enters this state before it decides what to send. If a dispatch log does not have the
-# request, that log is of another database or stateSchema, and does not show what was sent.
+# The job enters this state before it decides what to send. So if a dispatch log does not have a
+# request that was begun, the log belongs to another database or stateSchema, and does not show
+# whether the request was sent.
 REQUEST_OPEN = -1
 REQUEST_SENT = 0  # entered by the transaction of the write, as its txnVersion
 REQUEST_GIVEN_UP = 1  # an operator gave the request up: a write that still runs cannot send it
@@ -213,7 +220,7 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
 
 
 def log_sent(sink: str, batch: int, sent: Sent) -> None:
-    """Log what a dispatch did. Call this after the commit."""
+    """Log what a dispatch has done. Call this after its commit."""
     where = f"{sink}: batch {batch}"
     login = sent.entry.first_login
     inserted = sent.inserted
@@ -248,8 +255,9 @@ def settle(connection: Connection, spark_batch: SparkBatch) -> None:
     """
     Mark the receipts of a micro-batch as settled.
 
-    A source without new messages has no receipt. Then only the statement `closed_high_water` shows
-    whether the batch is open. It returns the highest batch that a stream of the query has closed.
+    The micro-batch must be open. If its sources had no new messages, it has no receipt that shows
+    this. So the statement `closed_high_water` is asked too: it returns the highest batch that a
+    stream of the query has closed.
 
     Raises:
         NothingToSettle: the query has no stream and no receipt here.
@@ -356,8 +364,8 @@ def last_sent(connection: Connection, sink: str) -> LastDispatch | None:
     """
     Return the last dispatch of a sink. Returns None if the sink is new.
 
-    This waits for a driver that dispatches. Then it locks the sink's row shared until the commit,
-    so that no driver can begin to dispatch. Nothing is changed.
+    This waits for a driver that dispatches. Then it locks the sink's row shared, so that no driver
+    can begin to dispatch before the caller's commit. Nothing is changed.
     """
     return connection.row("sink_open", LastDispatch, sink=sink)
 

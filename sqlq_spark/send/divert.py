@@ -1,9 +1,9 @@
 """
-Messages that cannot be sent where they belong: they go to an error queue instead.
+Make rows for the error queue of messages that cannot be sent to their destination.
 
 The option `undeliverable` of a sink names that error queue. Headers of a diverted message say why
 it is there. Forwarding uses the same headers for its own error queue: see receive/forward.py.
-Nothing is inserted here.
+Nothing is inserted here: insert.py does that.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def divert_faulty(connection: Connection, chunk: pa.Table) -> tuple[pa.Table, li
     """
     Return the messages without a fault in CHUNK_FAULT. Return the faulty ones as Diverted.
 
-    The texts of faulty messages were changed to valid UTF-8. They get no header FailedQ, so that
-    nobody can send them on without looking at them.
+    The texts of faulty messages were changed to valid UTF-8. So they get no header FailedQ: without
+    it no tool can send them on before a person has looked at them.
     """
     if CHUNK_FAULT.name not in chunk.column_names:
         return chunk, []
@@ -96,7 +96,7 @@ def divert_unreadable(
 def divert_refused(
     connection: Connection, messages: pa.Table, address: str, reason: SqlQueueError
 ) -> Diverted:
-    """Return messages as Diverted. `address`, which is untrusted, is where they were to go."""
+    """Return messages as Diverted, because their untrusted destination `address` refuses them."""
     added = failure_headers(connection, address, reason)
     return _divert(messages, [added] * messages.num_rows, {address: reason})
 
@@ -105,9 +105,10 @@ def _divert(
     messages: pa.Table, added: Sequence[dict[str, str]], reasons: dict[str, SqlQueueError]
 ) -> Diverted:
     """
-    Add headers to each message that say why it is diverted.
+    Add to each message headers that say why it is diverted.
 
-    They replace an earlier FailedQ. A delayed message also loses the header ForwardDestination.
+    They replace a FailedQ of an earlier failure. A delayed message also loses the header
+    ForwardDestination.
     """
     waiting = find_waiting(messages)
     are_delayed = [False] * messages.num_rows if waiting is None else waiting.to_pylist()
@@ -127,9 +128,10 @@ def failure_headers(
     connection: Connection, destination: str | None, reason: SqlQueueError
 ) -> dict[str, str]:
     """
-    Return the headers that a failure adds. `sqlqueue retry` uses FailedQ to return the message.
+    Return the headers that a failure adds to a message.
 
-    `destination` becomes FailedQ. It is untrusted. If it is None, there is no header FailedQ.
+    `destination`, which is untrusted, becomes the header FailedQ. `sqlqueue retry` sends the
+    message there. If `destination` is None, there is no header FailedQ.
     """
     # the url is removed, because the message with this header may leave the database
     text = str(reason).replace(connection.server, "this database")

@@ -46,8 +46,8 @@ COLUMNS = {
 }
 WRITTEN = tuple(COLUMNS)
 IGNORED = ("seq", "expires", "corruptHeaders")  # columns of a read, which may be written back
-# The column with the id of the row that a message becomes. If it is null, the row gets a new id.
-# Only the command line has this column.
+# The column with the id that a message's row gets in the queue. Where it is null, the row gets a
+# new id. Only commands use this column.
 ROW_ID = "rowId"
 
 # columns that decide where a row goes, and when
@@ -239,9 +239,9 @@ class Frame:
         """
         Return the column `replyToAddress` as texts for the header, or nulls if there is no column.
 
-        A read fills this column from the header ReplyToAddress. If the value equals the row's own
-        header, null is returned for the row. So if a message that was read is sent on, its header
-        stays unchanged.
+        Null means that the row's own header ReplyToAddress stays. It is returned if the column
+        equals that header, because a read fills the column from the header. So a message that was
+        read and is sent on keeps its header unchanged.
         """
         texts = self.text("replyToAddress")
         if texts.null_count == self.rows:
@@ -277,8 +277,8 @@ class Frame:
         """
         Return the topics of each row. Returns None if neither the frame nor the sink has topics.
 
-        If a row is not published, its value is null, never an empty list. `queues` are the queues
-        that the rows name, which are untrusted. They are null if the option `queue` overrides them.
+        A row that is not published has null, never an empty list. `queues` are the queues that the
+        rows name, which are untrusted. If the option `queue` overrides them, they are null.
 
         Raises:
             BadMessage: a row has topics and a queue, topics and a delay, or an item that is no
@@ -337,8 +337,8 @@ class Frame:
         """
         Return the columns `delay`, in milliseconds, and `due`, in UTC, if the frame has them.
 
-        The database computes when a row is due, in the transaction that stores the row: see
-        delayed.py. `lifetime` is in milliseconds. It is null for rows that never expire.
+        `lifetime` is in milliseconds, and null for rows that never expire. From these columns the
+        database computes when a row is due, in the transaction that stores the row: see delayed.py.
 
         Raises:
             BadMessage: a delay is negative or too long, or a due time is one that .NET cannot read.

@@ -4,13 +4,17 @@ The inserts of one transaction that sends: each chunk goes into the tables of it
 A chunk is inserted in five steps: divert what cannot be read, find the routes, lock and check their
 tables, insert, divert what was refused. The routes come from routes.py, publish.py and delayed.py.
 
-The option `undeliverable` names an error queue for messages that cannot be sent where they belong.
-A message without a destination, or with one that cannot be read, is found without the database. Any
-other fault of a destination makes a statement fail, and so the transaction fails. Then the work of
-the transaction is done again in a way that isolates failures. Each destination is checked first. It
-is then locked and loaded after a savepoint. If the failure of a destination still ends the
-transaction, the work is done once more without that destination. If all messages of a batch can be
-sent, the statements are the same as without the option.
+The option `undeliverable` names an error queue for messages that cannot be sent. If a message has
+no destination, or one that cannot be read, this is found without the database. Any other fault of a
+destination makes a statement fail, and with it the transaction. Then the transaction runs again in
+a way that isolates failures:
+
+- Each destination is checked first. Then it is locked and loaded after a savepoint, so that a
+  failure undoes only this work.
+- If the failure of a destination still ends the transaction, it runs once more without that
+  destination.
+
+If all messages of a batch can be sent, the statements are the same as without the option.
 """
 
 from __future__ import annotations
@@ -66,10 +70,11 @@ def send_in_transaction(
     connection: Connection, options: SinkOptions, work: Callable[[Inserts], T]
 ) -> T:
     """
-    Run a transaction that sends. If it fails, run it again and isolate the failures.
+    Run a transaction that sends, and return the result of `work`.
 
-    If the options have no error queue, the failure is raised. `work` does all that is done between
-    begin and commit. Its result is returned.
+    `work` does all that is done between begin and commit. If it fails and the options name an error
+    queue, it runs again in a new transaction that isolates the failures of destinations. Otherwise
+    the failure is raised.
     """
 
     def send(failed: Reasons, *, isolate: bool) -> T:
@@ -88,9 +93,9 @@ def send_in_transaction(
 
 def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions) -> None:
     """
-    Insert chunks as they come, each in its own transaction. Each message is sent at least once.
+    Insert each chunk as it comes, in a transaction of its own. Each message is sent at least once.
 
-    If Spark tries a task again, the task sends its messages again, with the same message ids.
+    If Spark runs a task again, the task sends its messages again, with the same message ids.
     """
     without_subscriber = Counter[str]()
     for chunk in chunks:
@@ -146,7 +151,8 @@ class Inserts:
         self.connection = connection  # has a transaction open
         self.options = options
         self.destinations = destinations or Destinations(connection)
-        # whether messages are diverted if their destination refuses them, and all others are sent
+        # whether a message that its destination refuses is diverted, instead of failing the
+        # transaction
         self.isolate_failures = isolate_failures
 
     def insert(self, chunk: pa.Table) -> Inserted:
@@ -171,9 +177,10 @@ class Inserts:
 
     def _find_routes(self, chunk: pa.Table) -> tuple[list[Route], Published]:
         """
-        Return all routes of a chunk, and what is published. Routes of delayed messages come first.
+        Return all routes of a chunk, and what is published. Nothing is locked here.
 
-        Nothing is locked here. A queue that rows name and that is also subscribed has one route.
+        Routes of delayed messages come first. If rows name a queue that is also the queue of a
+        subscriber, both become one route.
         """
         connection = self.connection
         options = self.options
@@ -187,7 +194,11 @@ class Inserts:
     # ------------------------------------------------------------ lock and check
 
     def _lock(self, routes: Sequence[Route]) -> dict[Route, SqlQueueError]:
-        """Lock and check the table of each route. Return or raise why some tables are refused."""
+        """
+        Lock and check the table of each route.
+
+        If failures are isolated, return why some tables are refused. Otherwise raise it.
+        """
         refused: dict[Route, SqlQueueError] = {}
         for route in routes:
             if route.kind is not TableKind.QUEUE:
@@ -200,10 +211,11 @@ class Inserts:
 
     def _lock_delayed(self, route: Route) -> SqlQueueError | None:
         """
-        Lock and check a table where delayed messages wait. Return or raise why it is refused.
+        Lock and check a table where delayed messages wait.
 
-        The table of the option `delayedQueue` is for messages of all queues. So its fault is always
-        raised, and messages are never diverted because of it.
+        If failures are isolated, return why the table is refused. Otherwise raise it. The fault of
+        the table that the option `delayedQueue` names is always raised: all delayed messages need
+        that table, so none is diverted because of it.
         """
         try:
             if route.kind is TableKind.DELAYED_OF_OPTION:
@@ -223,9 +235,9 @@ class Inserts:
         source: QueueAddress | None = None,
     ) -> Reasons:
         """
-        Lock and check tables. Return or raise why some are refused.
+        Lock and check tables. If there is a `source`, the tables must have the same owner as it.
 
-        If there is a `source`, the tables must have the same owner as the source.
+        If failures are isolated, return why some tables are refused. Otherwise raise it.
         """
         if self.isolate_failures:
             return self.destinations.lock_each(tables, columns, source)
@@ -235,7 +247,11 @@ class Inserts:
     # ------------------------------------------------------------ insert, and divert
 
     def _copy(self, route: Route) -> SqlQueueError | None:
-        """Insert the rows of a route. Return or raise why they are refused."""
+        """
+        Insert the rows of a route. If failures are isolated, return the failure.
+
+        Otherwise raise it.
+        """
         rows = route.chosen_rows()
         if self.isolate_failures and route.kind is not TableKind.DELAYED_OF_OPTION:
             load = partial(load_checked, self.connection, route.table, rows)
@@ -251,7 +267,7 @@ class Inserts:
         return divert_refused(self.connection, lost.messages, lost.address, lost.reason)
 
     def _store(self, diverted: Sequence[Diverted]) -> None:
-        """Load all diverted messages into the error queue at once, without expiry, or fail."""
+        """Insert all diverted messages into the error queue, without expiry. Raise if it fails."""
         queue = self.options.undeliverable_address
         if queue is None or not diverted:
             return

@@ -55,10 +55,11 @@ class Published:
 @dataclass(frozen=True, slots=True)
 class Subscribers:
     """
-    Which subscribers get messages with some topics.
+    The subscribers of some topics: which of them can get messages, and which cannot.
 
-    The keys are addresses of subscribers. They are canonical, so that two spellings of an address
-    are one subscriber. An address that cannot be read is kept as the table has it.
+    The keys of the fields are addresses of subscribers. They are canonical, so that two spellings
+    of an address count as one subscriber. An address that cannot be read is kept as the table has
+    it.
     """
 
     topics: dict[str, list[str]]  # the topics of each subscriber
@@ -107,7 +108,7 @@ def published_routes(
 def _find_subscribers(
     connection: Connection, options: SinkOptions, destinations: Destinations, names: list[str]
 ) -> Subscribers:
-    """Find the subscribers of some topics in the cache, and which of them can get messages."""
+    """Find the subscribers of some topics, and which of them can get messages. Use the cache."""
     subscribed = subscriptions.cache.find(connection, options, names)
     parsed: dict[Subscription, QueueAddress] = {}
     reasons: dict[Subscription, str] = {}  # why nothing can be sent

@@ -66,7 +66,7 @@ class Route:
 
 
 def merge_routes(routes: Iterable[Route]) -> list[Route]:
-    """Merge all routes into the same table to one route, so that the rows keep their order."""
+    """Merge the routes into one table to one route, so that the rows keep their order."""
     merged: dict[QueueAddress, Route] = {}
     for route in routes:
         other = merged.get(route.table)
@@ -99,8 +99,8 @@ def rows_by_queue(
     """
     Return, for each queue, which rows are sent to it.
 
-    If there is a `connection`, all spellings of a queue count as one queue. So its rows keep their
-    order.
+    If there is a `connection`, the database compares the addresses, so that all spellings of a
+    queue count as one queue, and its rows keep their order.
     """
     queues = {name: destination_of(name, options) for name in names_of_queues(chunk)}
     are_several = len(set(queues.values())) > 1

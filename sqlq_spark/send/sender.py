@@ -1,7 +1,8 @@
 """
-Rows of a DataFrame → messages in chunks: ids, headers and lifetimes, built in columns.
+Make messages of the rows of a DataFrame: their ids, headers and lifetimes, in chunks.
 
-The headers are complete when they leave the executor. The driver copies them as they are.
+All rows of a record batch are computed at once, in columns. The headers are complete when they
+leave the executor. The driver only copies them.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ CHUNK_BYTES = 16 << 20
 UNNAMED = "Spark"  # the sender's name if no name of the query or the application is known
 # a message that has one of these headers was made by another sender
 SENT_BEFORE = (wire.MESSAGE_ID, wire.TIME_SENT, wire.FAILED_Q)
-# Why a message with a type but an empty body is refused. An endpoint sends such a message to the
-# audit queue as if it was handled, and nothing to the error queue (tried with NServiceBus 9.2 and
-# 10.2).
+# The reason for which a message with a type but an empty body is refused. Without this check an
+# endpoint would take such a message, run no handler, and send it to the audit queue as if it was
+# handled (tried with NServiceBus 9.2 and 10.2).
 EMPTY = (
     "body is empty, and the message has a type: an endpoint runs no handler for it, and reports no "
     "error. Give it a body, such as {}, or the header NServiceBus.ControlMessage with the value "
@@ -62,10 +63,10 @@ def name_sender(endpoint: str | None) -> dict[str, str]:
     """
     Return the headers by which ServiceControl and ServicePulse know the sender of a write.
 
-    The driver makes them, so that all attempts of a task write the same headers. A host id has 32
-    hexadecimal digits, as endpoints write it (seen with NServiceBus 10.2). An endpoint makes its
-    host id by hashing the path of its program and the machine's name. This function hashes the
-    sender's name instead of the path.
+    The driver calls this once, so that all attempts of a task write the same headers. One of them
+    is the host id, which has 32 hexadecimal digits, as endpoints write it (seen with NServiceBus
+    10.2). An endpoint makes it by hashing the path of its program and the machine's name. This
+    function hashes the sender's name instead of the path.
     """
     name = endpoint or UNNAMED
     machine = socket.gethostname()
@@ -174,7 +175,11 @@ class Sender:
         return (self.own_address or self.options.naming.print_address)(address)
 
     def _forward_destinations(self, frame: Frame, queues: pa.Array, delayed: pa.Array) -> pa.Array:
-        """Return where delayed rows go when due. It is null for other rows and bad addresses."""
+        """
+        Return the queue to which each delayed row goes when it is due.
+
+        It is null for other rows, and for rows with an address that cannot be read.
+        """
         if not pc.any(delayed).as_py():
             return pa.nulls(frame.rows, pa.string())
 
@@ -246,12 +251,17 @@ def _traced_later(own_headers: Own, deliver_at: pa.Array) -> pa.Array:
 
 
 def _unite(parts: list[pa.Table]) -> pa.Table:
-    """Join parts to a chunk. Perhaps only some parts have the column CHUNK_FAULT."""
+    """Join parts to one chunk. A part without the column CHUNK_FAULT gets nulls in it."""
     return pa.concat_tables(parts, promote_options="default")
 
 
 def with_new_ids(chunk: pa.Table) -> pa.Table:
-    """Drop CHUNK_ID, so that the rows get new ids. A message keeps its id in a header."""
+    """
+    Drop the column CHUNK_ID, so that the rows get new ids.
+
+    A message without the header MessageId gets this header first, with the id of its row. So it
+    keeps its message id.
+    """
     names = id_texts(chunk[CHUNK_ID.name].combine_chunks())
     own_headers = OwnTexts(chunk["headers"].combine_chunks())
     headers = _as_received(own_headers, names, pa.nulls(chunk.num_rows, pa.string()))
@@ -260,7 +270,7 @@ def with_new_ids(chunk: pa.Table) -> pa.Table:
 
 
 def _missing_ids(frame: Frame, ids: NewIds) -> pa.Array:
-    """Return the id of each message. It is null if the message keeps the id of its row."""
+    """Return the new ids of messages. It is null for a message that keeps the id of its row."""
     row_ids = frame.column(ROW_ID)
     return (
         ids.message_ids
@@ -271,13 +281,14 @@ def _missing_ids(frame: Frame, ids: NewIds) -> pa.Array:
 
 def _as_received(own_headers: Own, message_ids: pa.Array, forward: pa.Array) -> pa.Array:
     """
-    Return the header texts as they came, byte for byte. Two headers may be added.
+    Return the header texts as they came, byte for byte. At most two headers are added.
 
-    MessageId is added to a message that lacks it. The id of such a message was the id of the row
-    from which it was received, and its new row has another id. The header gets its value from
-    `message_ids`. Where that is null, the header is not added. ForwardDestination is added to a
-    delayed message, with the value from `forward`. `OwnTexts` names another case in which a text is
-    changed.
+    - MessageId, if a message lacks it. Until now the id of its row was its message id, but its new
+      row gets another id. The value comes from `message_ids`. If it is null, the header is not
+      added.
+    - ForwardDestination, if a message is delayed. The value comes from `forward`.
+
+    In one other case `OwnTexts` changes a text: see there.
     """
     own_headers = own_headers.without({wire.FORWARD_DESTINATION: forward})
     unnamed = pc.and_(own_headers.missing(wire.MESSAGE_ID), message_ids.is_valid())
@@ -299,9 +310,9 @@ def _refuse_empty_bodies(
     """
     Refuse an empty body of a message that has a type and is no control message.
 
-    A message of another sender is not refused. It is recognised by its MessageId or TimeSent, or by
-    the column `id`: `forward` and similar functions give rows this column, even if the message has
-    no MessageId.
+    A message that another sender has sent before is not refused. It is recognised by the headers in
+    SENT_BEFORE, or by the column `id`. `forward` and similar functions fill this column, even if
+    the message has no MessageId.
     """
     empty = pc.equal(pc.binary_length(frame.batch.column("body")), 0)
     if not pc.any(empty).as_py():
@@ -326,8 +337,8 @@ def _deliver_at(delays: dict[str, pa.Array], sent: datetime, rows: int) -> pa.Ar
     """
     Return the header DeliverAt. It is null if a message is not delayed.
 
-    For a message with a delay it is `sent` plus the delay. That is only close to the due time,
-    which the database computes.
+    For a message with a delay the header is `sent` plus the delay. It is only close to the due
+    time, because the database computes the due time later, with its own clock.
     """
     if not delays:
         return pa.nulls(rows, pa.string())

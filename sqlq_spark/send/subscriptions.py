@@ -1,10 +1,10 @@
 """
-Subscriptions: the table that says into which queues a message is copied.
+Subscriptions: the table that says to which queues a published message is copied.
 
 An endpoint subscribes to a topic with the address of its queue. A topic is the full name of a type.
-The table belongs to the transport, and all endpoints of a system share it: they read our rows, and
-we read theirs. Only the subscriptions of needed topics are read. They are kept for five seconds, as
-the transport does.
+The table belongs to the transport, and all endpoints of a system share it: they read the rows that
+this package writes, and this package reads theirs. Only the subscriptions to the topics of a batch
+are read. They are kept for five seconds, as in the transport.
 
 The table is untrusted until database/trust.py has checked who owns it. Addresses in the table are
 always untrusted: they are parsed and quoted before use.
@@ -48,7 +48,7 @@ LOCKED_TABLE_WAIT = 1.0  # seconds to wait for a locked table if its subscriptio
 MOST_ROWS = 10_000  # how many rows one statement may return
 # how many topics one statement asks for, if a statement for all topics would return too many rows
 TOPICS_AT_ONCE = 100
-# How many topics of a table are kept. If more are known, only those of the current batch are kept.
+# If the cache has more topics of a table, it drops all but those of the current batch.
 MOST_TOPICS = 10_000
 LOCKED = (
     "%s is locked by another session. Its subscribers of %.0f s ago are used, for up to %g s: %s"
@@ -85,8 +85,8 @@ class Subscription:
 class NewSubscription(Subscription):
     """A row that was written."""
 
-    # If the endpoint had subscribed to the topic with another queue: the address of that queue, as
-    # the table had it. That queue gets no copies any more.
+    # The address that the endpoint had for the topic before, as the table had it; None if it had no
+    # other. The queue of that address gets no copies any more.
     replaced: str | None = None
 
 
@@ -144,7 +144,11 @@ class SubscriptionCache:
     def _read(
         self, connection: Connection, options: SinkOptions, topics: Sequence[str]
     ) -> dict[str, Known]:
-        """Read subscriptions to topics. Return {} if the table is locked but the cache has all."""
+        """
+        Read the subscriptions to topics.
+
+        Return {} if the table is locked and all of them are cached.
+        """
         key = _key(options)
         table = options.subscription_address
         now = self.clock()
@@ -175,13 +179,17 @@ class SubscriptionCache:
         return {topic: Known(now, now + FRESH, some) for topic, some in by_topic.items()}
 
     def expire(self, options: SinkOptions) -> None:
-        """Let the next `find` read the table, unless the table is locked then."""
+        """
+        Let the next `find` read the table again.
+
+        If the table is locked then, the old rows still serve.
+        """
         known = self._known.get(_key(options), {})
         for topic, known_topic in known.items():
             known[topic] = replace(known_topic, fresh_until=known_topic.read_at)
 
     def drop(self, options: SinkOptions) -> None:
-        """Drop a table's subscriptions, so that the next `find` must read the table."""
+        """Forget all subscriptions of a table, so that the next `find` must read the table."""
         self._known.pop(_key(options), None)
         self._locked.pop(_key(options), None)
 
@@ -204,15 +212,14 @@ def subscribe(
     """
     Subscribe an endpoint with its queue to topics. Either all are subscribed, or none.
 
-    The table is created if it is absent. A repeated call changes nothing. A call with another queue
-    replaces the queue of an earlier call. So two endpoints with the same name replace each other's
-    queue, even if the queues are in different schemas.
+    The table is created if it is absent. A repeated call changes nothing. If the endpoint has
+    subscribed with another queue before, the new queue replaces it. So two endpoints with the same
+    name replace each other's queue, even if the queues are in different schemas.
 
     Raises:
         BadOption: the table cannot hold a text, or a topic is no full name.
-        QueueNotFound: the queue does not exist. If its address were in the table, publishers would
-            fail.
-        TableRefused.
+        QueueNotFound: the queue does not exist. With its address in the table, publishers would
+            fail. TableRefused.
     """
     address = connection.canonical(queue)
     new = [Subscription(topic, endpoint, address) for topic in dict.fromkeys(topics)]
@@ -292,7 +299,7 @@ def list_subscriptions(
 def _read_rows(
     connection: Connection, table: QueueAddress, topics: Sequence[str] | None
 ) -> list[Subscription]:
-    """Read the rows of some topics, or of all. MOST_ROWS + 1 rows mean: there are more."""
+    """Read the rows of some topics, or of all: at most MOST_ROWS + 1, which means too many."""
     return connection.rows(
         "subscribers",
         Subscription,

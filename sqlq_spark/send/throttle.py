@@ -1,14 +1,14 @@
 """
 How a sink waits if the option maxMessagesPerSecond or pauseAboveBacklog is set.
 
-Tasks wait, and the driver does not. Measured on Spark 4.2: when a query is stopped, Spark ends a
-waiting task after three seconds, but a wait in the driver's Python worker goes on, and `stop` does
+Only tasks wait, and never the driver. Measured on Spark 4.2: when a query is stopped, Spark ends a
+waiting task after three seconds. A wait in the driver's Python worker would go on, and `stop` would
 not return.
 
 With delivery=exactlyOnce a task waits after it has staged its messages. The driver dispatches when
-all tasks have ended, so one waiting task delays the dispatch. Only the first task waits for the
-rate and for the destinations that the options name. The other tasks end, and free their cores. But
-each task waits for the destinations that its own rows name.
+all tasks have ended, so it is enough if one task waits. The first task waits for the rate and for
+the destinations that the options name. Other tasks end, and free their cores, unless their own rows
+name destinations: each task waits for those.
 
 With delivery=atLeastOnce a task waits before each chunk.
 """
@@ -54,12 +54,12 @@ DestinationNames: TypeAlias = "set[tuple[str, str | None]]"
 
 REMINDER = 600.0  # seconds after which a wait is logged again
 PAUSE = 1.0  # seconds between two looks at a backlog
-# If a look took t seconds, the pause after it is at least PAUSE_FACTOR * t seconds. A look is slow
-# if an old snapshot keeps dead rows.
+# If a look took t seconds, the pause after it is at least PAUSE_FACTOR * t seconds. So looks that
+# are slow, because an old snapshot keeps dead rows, are rare.
 PAUSE_FACTOR = 10.0
 LONGEST_PAUSE = 60.0  # seconds between two looks at the clock
-# How many messages a look counts at most. If pauseAboveBacklog is COUNTED or more, a look counts up
-# to pauseAboveBacklog + 1 messages. Counting 100,000 messages takes 12 ms.
+# How many messages a look counts at most. If pauseAboveBacklog is not below this number, a look
+# counts up to pauseAboveBacklog + 1 messages. Counting 100,000 messages takes 12 ms.
 COUNTED = 100_000
 
 
@@ -94,7 +94,8 @@ def wait_before_chunks(
     """
     Yield each chunk as soon as it may be inserted. `query` is Spark's id of the query.
 
-    While it waits, no transaction is open. The session reconnects if the server ended it.
+    No transaction is open during a wait. If the server ends the session meanwhile, the session
+    reconnects.
     """
     for chunk in chunks:
         _wait_for_backlog(
@@ -168,12 +169,11 @@ def seconds_left(messages: int, seconds: float, rate: int) -> float:
     """
     Return how many seconds the next dispatch must still wait, from 0 to messages/rate.
 
-    The last dispatch sent `messages` messages, and began `seconds` seconds ago.
-
-    A dispatch is one transaction, so the pause is between batches. After a batch of n messages, the
-    next one begins at least n/rate seconds later. So within any t seconds, at most rate·t messages
-    and those of one more batch become visible. If the database's clock was set back, `seconds` is
-    negative. Then the wait is messages/rate seconds and not longer.
+    The last dispatch sent `messages` messages, and began `seconds` seconds ago. The next one may
+    begin messages/rate seconds after it. A dispatch is one transaction, so all its messages become
+    visible at once. Within any t seconds, at most rate·t messages and those of one more batch
+    become visible. If the database's clock was set back, `seconds` is negative. Then the wait is
+    messages/rate seconds and not longer.
     """
     pause = messages / rate
     return min(max(0.0, pause - seconds), pause)
@@ -190,7 +190,7 @@ def names_of_options(options: SinkOptions) -> DestinationNames:
 
 
 def names_of_chunk(chunk: pa.Table) -> DestinationNames:
-    """Return which destinations the rows of a chunk name. Delayed rows do not count: they wait."""
+    """Return the destinations that the rows of a chunk name, without those of delayed rows."""
     _, others = split_delayed(chunk)
     names: DestinationNames = {("queue", queue) for queue in names_of_queues(others)}
     topics = topics_of(others)
@@ -255,10 +255,11 @@ def check_source(
     connection: Connection, options: SinkOptions, names: DestinationNames, query: str
 ) -> None:
     """
-    Raise BadOption if the query receives from one of its destinations: it would wait for itself.
+    Raise BadOption if the query receives from one of its own destinations.
 
-    If the login may not read receipts, nothing is checked. A login that only sends may be such a
-    login. `query` is Spark's id of the query. The caller has no transaction open.
+    Such a query would wait for itself. If the login may not read receipts, nothing is checked. A
+    login that only sends may lack this right. `query` is Spark's id of the query. The caller has no
+    transaction open.
     """
     try:
         check_state(connection)
@@ -282,7 +283,7 @@ def find_backlog(
     connection: Connection, options: SinkOptions, names: DestinationNames
 ) -> str | None:
     """
-    Return a text for the log: which destination has a backlog above the limit. None if none has.
+    Return a text for the log that names a destination with a backlog above the limit, or None.
 
     Each queue is counted in a short transaction by the statement `peek`, which locks no message.
     The caller has no transaction open.

@@ -1,8 +1,9 @@
 """
-For tests of pipelines: a private PostgreSQL, queues, messages, and frames as a read gives them.
+Help for tests of pipelines: a private PostgreSQL, queues, messages, and frames of messages.
 
-The fixtures are in plugin.py, a plugin of pytest. Every run of pytest loads the plugin, and so this
-package. So this package imports its modules only when a test uses them.
+The fixtures are in plugin.py, a plugin of pytest. Every run of pytest on a machine with sqlq_spark
+loads the plugin, and with it this package. So this package imports its modules only when a test
+uses them.
 """
 
 from __future__ import annotations

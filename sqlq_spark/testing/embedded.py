@@ -5,10 +5,10 @@ Only the programs in the wheel are used, by their paths. Its Python package is n
 import prints a warning if XDG_RUNTIME_DIR is not set. The package's server class would make the
 data readable for all users.
 
-The process that starts the server is its owner. The owner may be killed at any time. So a shell
-reads from a pipe that the owner holds open. When the owner ends, the pipe closes. The shell then
-stops the server and removes its folder. A fork of the owner without exec also holds the pipe open,
-so then the server runs until the fork ends.
+The process that starts the server is its owner. When the owner ends, the server is stopped and its
+folder is removed, even if the owner is killed. A shell does this. It reads from a pipe that the
+owner holds open, and acts when the pipe closes. A fork of the owner without exec also holds the
+pipe open, so the server runs until the fork ends too.
 
 PostgreSQL does not run as root, so for root the server runs as the system user `pgserver`. Every
 folder has mode 0700. Every connection needs the random password in the url, also on a socket.
@@ -45,8 +45,9 @@ _MIB = 1 << 20
 # give clients higher ports.
 _PORTS = 15_000, 32_000
 
-# The shell's program. It waits until the owner's end of the pipe closes. It stops the server only
-# if postmaster.pid names this socket folder, because another owner may use a kept data folder now.
+# The shell's program. It waits until the owner's end of the pipe closes. If the data is kept,
+# another owner may use it by then. So the server is stopped only if postmaster.pid names this
+# owner's socket folder.
 _WATCH = """
 data=$1 home=$2 signal=$3 tries=0
 cat >/dev/null
@@ -125,7 +126,8 @@ class Server:
 
     def _initialise(self) -> None:
         login = ("-U", "postgres", "-A", "scram-sha-256", "--pwfile", str(self.place / "password"))
-        # The database is empty, so it needs no fsync. Every machine has the C locale.
+        # The new database is empty, so it need not be synced to disk. Every machine has the C
+        # locale.
         self._run("initdb", "-D", self._data, *login, "-E", "UTF8", "--no-locale", "--no-sync")
 
     def _run(self, program: str, *words: str, **environ: str) -> None:
@@ -223,9 +225,9 @@ def _programs() -> Path:
 
 def _account() -> str | None:
     """
-    Return the system user that runs the server, and create the user if it is missing.
+    Return the system user that runs the server. Create the user if it is missing.
 
-    Returns None if this process is not root: then its own user runs the server.
+    Returns None if this process is not root. Then the user of this process runs the server.
     """
     if os.geteuid() != 0:
         return None

@@ -1,4 +1,4 @@
-"""What tests of pipelines use: messages, queues, databases, servers, and frames of messages."""
+"""What a test of a pipeline uses: messages, queues, databases, servers, and frames of messages."""
 
 from __future__ import annotations
 

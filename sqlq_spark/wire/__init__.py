@@ -1,4 +1,8 @@
-"""The transport's format: addresses, headers and rows; and the format of payloads. No IO."""
+"""
+The transport's format: addresses, headers and rows. Also the format of payloads.
+
+Nothing here asks a database.
+"""
 
 # the lowest and the highest value of a seq, which is a bigint
 LOWEST_SEQ = -(2**63)

@@ -1,9 +1,10 @@
 """
 Queue addresses: a table, optionally with schema and catalog, in the notation of each database.
 
-Addresses come from users and from messages, so they are untrusted. Only this module and the modules
-of the dialects beside it parse, check and quote them. They accept the same addresses as the
-transports' parsers. If a transport would misread an address, they raise an error.
+Addresses come from users and from messages, so they are untrusted. They are parsed, checked and
+quoted only by this module and by postgresql.py and sqlserver.py beside it. These modules accept the
+same addresses as the transports' parsers, and raise an error for an address that a transport would
+misread.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
 LABELS = ("table", "schema", "catalog")
 DELAYED = ".Delayed"  # a queue's table of delayed messages has the queue's name and this suffix
-# A longer address is refused. The longest possible one has 783 characters, if each of its
-# characters is doubled.
+# A longer address is refused. The longest address that is possible has 783 characters, with each of
+# its characters doubled.
 LONGEST_ADDRESS = 1000  # characters
 SHOWN = 200  # characters of a rejected address that an error shows
 
@@ -40,9 +41,9 @@ class Names(ABC):
     """
     How one database writes names, and other facts that are known before a connection is opened.
 
-    The rest of the package asks this object, and looks at no url's scheme and no quote character
-    itself. Methods that read or write an address raise BadAddress for a name that the database
-    cannot hold.
+    The rest of the package asks this object. It does not itself look at the scheme of a url or at
+    quote characters. Methods that read or write an address raise BadAddress for a name that the
+    database cannot hold.
     """
 
     dialect: str  # name of the database's folder in database/
@@ -53,8 +54,8 @@ class Names(ABC):
     has_legacy_columns: bool  # whether queues have columns for endpoints of version 1
     password_variable: str | None  # the environment variable that only this database's tools read
     token_services: tuple[str, ...]  # values of `credentials`: services whose tokens it accepts
-    # A selftest also makes databases with these collations, and runs a check in them. It makes none
-    # if this is empty.
+    # The collations with which a selftest creates other databases, to run a check in each; may be
+    # empty.
     collations: tuple[str, ...]
     driver_packages: tuple[str, ...]
     opening: str  # the character that begins a quoted part
@@ -67,7 +68,7 @@ class Names(ABC):
     doubled_in_table: str  # the character that is doubled in group 1 of `table_in_address`
     separator: str  # the character between the parts of an address
     has_catalogs: bool  # whether an address in a message can name the database too
-    stray_quotes: bool  # whether `opening` may stand inside of a part that does not begin with it
+    stray_quotes: bool  # whether a part that does not begin with `opening` may contain it
     empty_is_default: bool  # whether an empty quoted part means the default
     unit: str  # the unit of `size`, `longest_table` and `longest`, for errors
     longest_table: int  # longest name of a queue's table
@@ -85,7 +86,7 @@ class Names(ABC):
 
     @abstractmethod
     def parse_queue(self, text: str, longest_table: int | None = None) -> QueueAddress:
-        """Read a queue as a user writes it. `print_address` writes this form."""
+        """Read a queue in the form in which users write it, as `print_address` does."""
 
     def parse_table(self, text: str) -> QueueAddress:
         """Read the name of an existing table as `parse_queue` does, but allow a longer name."""

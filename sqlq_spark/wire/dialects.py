@@ -11,7 +11,7 @@ from sqlq_spark.wire.sqlserver import SQLSERVER
 if TYPE_CHECKING:
     from sqlq_spark.wire.address import Names
 
-# The statements of the first database are the model. Those of all others are compared with them.
+# The SQL files of the first database are the model: those of all others are compared with them.
 LISTED: tuple[Names, ...] = (
     POSTGRESQL,
     SQLSERVER,

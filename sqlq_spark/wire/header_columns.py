@@ -131,9 +131,9 @@ def _is_beyond_spark(text: str) -> bool:
     """
     Return whether Spark's parser may fail on an object of texts that orjson has read.
 
-    Spark limits the length of a name and the depth of a value. All values that orjson returned are
-    texts or nulls. But if a name comes twice, its first value, which orjson dropped, may be a deep
-    object.
+    Spark limits the length of a name and the depth of a value. All values that orjson has returned
+    are texts or nulls. But if a name comes twice, orjson drops its first value, which may be an
+    object of great depth.
     """
     if len(text) <= 2 * DEEPEST:  # each level needs two brackets
         return False
@@ -154,11 +154,11 @@ def _fails_9_0(text: str, headers: dict[str, str | None]) -> bool:
     """
     Return whether endpoints up to 9.0 cannot read a header text.
 
-    They fail if a name comes twice, or if NEVER_FIRST comes first. `headers` is the parsed text, in
-    which each name is there once. So a name that comes twice in the text is found by counting
-    quotes: each header needs four quotes, or two if its value is null, and a repeated name adds
-    more. Python's parser cannot be used, because it fails if the first value of a repeated name is
-    nested deeply.
+    Such an endpoint fails if a name occurs twice, or if NEVER_FIRST is the first name. `headers` is
+    the parsed text. It has each name only once, so a name that occurs twice is found by counting
+    the quotes of the text. A header has four quotes, or two if its value is null. If the text has
+    more quotes than `headers` needs, a name occurs twice. Python's own parser would show both, but
+    it fails if the first value is nested deeply.
     """
     if not headers:
         return False
@@ -185,8 +185,8 @@ def to_read_columns(
         if name in HEADER_COLUMNS:
             return read_headers().text(HEADER_COLUMNS[name])
         if name == "corruptHeaders":
-            # `None` instead of `nothing` would make Arrow up to 21 return an invalid array, if the
-            # rows are a slice without poison.
+            # With `None` in place of `nothing`, Arrow up to 21 returns an invalid array if the rows
+            # are a slice without poison.
             nothing = pa.nulls(rows.num_rows, kind)
             return pc.if_else(read_headers().poison(), rows.column("headers"), nothing)
         if pa.types.is_map(kind):

@@ -1,8 +1,8 @@
 """
 Header texts: the JSON of a message's headers, the headers' names, and the times and types in them.
 
-The JSON is the same, byte for byte, as version 9.1 of the transports writes it.
-`header_columns.py` reads headers in columns.
+Written JSON is the same, byte for byte, as version 9.1 of the transports writes it.
+`header_columns.py` reads the headers of many rows at once.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ TIME_OF_FAILURE = "NServiceBus.TimeOfFailure"
 EXCEPTION_INFO = "NServiceBus.ExceptionInfo."  # a prefix
 RETRIES = "NServiceBus.Retries"  # also a prefix: NServiceBus.Retries.Timestamp
 FL_RETRIES = "NServiceBus.FLRetries"
-ORIGINATING_SAGA_ID = "NServiceBus.OriginatingSagaId"  # the reply has the same value as SAGA_ID
+ORIGINATING_SAGA_ID = "NServiceBus.OriginatingSagaId"  # a reply has it as the header SAGA_ID
 ORIGINATING_SAGA_TYPE = "NServiceBus.OriginatingSagaType"
 SAGA_ID = "NServiceBus.SagaId"
 SAGA_TYPE = "NServiceBus.SagaType"
@@ -221,11 +221,12 @@ def span(milliseconds: int) -> str:
 
 # ----- names of .NET types -------------------------------------------------------------------
 
-# A header lists assembly-qualified names (`Shop.Placed, Shop, Version=1.0.0.0`). A topic is a full
-# name (`Shop.Placed`). A generic type has its arguments, with their assemblies, in brackets. So a
-# comma ends a name only outside of brackets. A backslash escapes a character.
-# The text is untrusted: every function accepts any text and takes one pass. A text that is not a
-# type name is returned unchanged.
+# The header EnclosedMessageTypes lists assembly-qualified names (`Shop.Placed, Shop,
+# Version=1.0.0.0`). The full name (`Shop.Placed`) is the text before the first comma, and is also
+# the topic. A generic type has its arguments, with their assemblies, in brackets. So a comma ends a
+# name only outside of brackets. A backslash escapes a character. The text is untrusted: every
+# function accepts any text and takes one pass. A text that is not a type name is returned
+# unchanged.
 
 SEPARATOR = ";"  # separates the types of EnclosedMessageTypes, also inside of brackets
 

@@ -1,11 +1,11 @@
 """
-A payload is the content of a receipt or of a staged chunk. It has columns compressed with zstd.
+Payloads: the content of a receipt or of a staged chunk, in columns compressed with zstd.
 
-A login that may write the state tables may write any bytes there, so a payload is untrusted.
-Arrow's stream format is not used. Its reader allocates any size that the metadata claims, and
-trusts the offsets. This format contains less, and `unpack` checks all of it. It contains no types,
-because the reader knows them. `unpack` checks the sizes before it decompresses anything, and each
-value before it uses the value.
+A login that may write the state tables may write any bytes there, so a payload is untrusted. So
+Arrow's own stream format is not used: its reader allocates any size that the metadata claims, and
+trusts the offsets. The format of this module contains no types, because the reader knows them.
+`unpack` checks all of it: the sizes before it decompresses anything, and each value before it uses
+the value.
 
 A payload consists of three parts:
 
@@ -38,7 +38,7 @@ from sqlq_spark.errors import PayloadRefused
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-# Measured: the time to compress a message of 1.2 kB, and its compressed size:
+# Measured with messages of 1.2 kB: the time to compress one, and its compressed size.
 #     usual messages                        level 1 2.0 us, 165 bytes; level -3 1.2 us, 262 bytes;
 #                                           lz4 1.4 us, 298 bytes
 #     bodies of random hexadecimal digits   level 1 1.1 us, 560 bytes; level -3 0.8 us, 1,090 bytes
@@ -47,7 +47,7 @@ SMALL = pa.Codec("zstd", compression_level=1)  # slower, for a buffer that ZSTD 
 THREADS = 2  # headers and bodies are compressed in parallel, as in Arrow's stream
 ALONE = 1 << 20  # bytes; up to this size one thread is faster, because threads take 2 ms to start
 
-# bytes reserved in the payload's list: for each batch's entry, and once more for the rest
+# bytes that are reserved in a payload for its list: ROOM for each batch, and ROOM for the rest
 ROOM = 64 << 10
 LENGTH = 4  # bytes; the size of the number at the end that says how long the list is
 LONGEST_LIST = 4 << 20  # bytes; the list of a receipt of 64 MiB has 2 kB
@@ -79,9 +79,10 @@ class Packed:
 @dataclass(frozen=True, slots=True)
 class Seal:
     """
-    The fingerprint of a staged chunk, which the task sends to Spark's driver.
+    The fingerprint of a staged chunk, which the task sends to the driver through Spark.
 
-    It does not pass through the database, so nobody who changes the chunk can change its seal.
+    It does not pass through the database. So whoever changes the chunk there cannot change its
+    seal.
     """
 
     size: int  # bytes before compression
@@ -96,7 +97,7 @@ class Expected:
     schema: pa.Schema  # the columns that the payload must have
     optional: tuple[pa.Field, ...] = ()  # columns that may follow those of `schema`, in this order
     most: int  # the most bytes that it may have before compression
-    # Numbers that the database's row has beside the payload; None if the row has no such number.
+    # What the row of the receipt or chunk says of its payload; None if the row does not say it.
     size: int | None = None  # bytes before compression
     rows: int | None = None  # how many rows
     seal: Seal | None = None  # the seal that `pack` made; None if it is not known
@@ -113,9 +114,9 @@ def pack(rows: pa.Table) -> Packed:
     """
     Compress rows into a payload: about 1 MB for 27 MB of similar messages.
 
-    The buffer is allocated for the worst case, but only the part that is written takes memory.
-    Measured with 64 MB that cannot be compressed: a buffer that doubles when it is full took 50 MB
-    more.
+    The buffer is allocated for data that cannot be compressed, but only the part that is written
+    takes memory. Measured with 64 MB of such data: a buffer that doubles when it is full would take
+    50 MB more.
     """
     batches = [batch for batch in rows.to_batches() if batch.num_rows]
     room = pa.allocate_buffer(2 * rows.nbytes + (len(batches) + 1) * ROOM)
@@ -141,7 +142,7 @@ def pack(rows: pa.Table) -> Packed:
 
 
 def in_row(payload: pa.Buffer) -> bytes:
-    """Return what the row itself stores: a small payload, or nothing of a large one."""
+    """Return what is stored in the row itself: a small payload, or no bytes if it is large."""
     return b"" if payload.size > LARGE else payload.to_pybytes()
 
 
@@ -149,7 +150,7 @@ def pages(
     payload: pa.Buffer, kinds: dict[str, pa.DataType], key: tuple[str | int, ...]
 ) -> pa.Table:
     """
-    Return the rows of the table of pages: many for a large payload, none for a small one.
+    Return the rows for the table of pages: many for a large payload, none for a small one.
 
     `kinds` has the types of the key's columns by their names. `key` has the columns' values.
     """
@@ -198,7 +199,8 @@ def _compress(plain: pa.Buffer | None) -> pa.Buffer | None:
     """
     Compress a buffer quickly. If it hardly shrinks, compress it again at a better level.
 
-    The better level is slower, but then the server has fewer bytes to store, which saves time.
+    Compressing at the better level takes longer. But the server has fewer bytes to store, which
+    saves more time.
     """
     if plain is None:
         return None

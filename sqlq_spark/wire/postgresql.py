@@ -12,10 +12,11 @@ from sqlq_spark.wire.address import Names, QueueAddress
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# A part in quotes. The repetition is possessive (*+), so the pattern never ends the part at the
-# first of two doubled quotes.
+# A part in quotes. The repetition is possessive (*+), so that the part never ends at the first of
+# two quotes which stand for one quote of the name.
 QUOTED = r'"(?:[^"]|"")*+"'
-# A part with a doubled quote inside matches as two quoted parts. The commas found are the same.
+# Finds commas and quoted parts. It takes a part with a doubled quote for two parts, but finds the
+# same commas.
 QUOTED_OR_COMMA = re.compile(r'"[^"]*"|,')
 
 

@@ -1,14 +1,14 @@
 """
-Return to source: which failed messages go back to their queues, and with which headers.
+Return to source: decide which failed messages go back to their queues, with which headers.
 
 The rule: A message goes to the queue that its header FailedQ names, if that queue may be used.
 Headers whose names begin with one of FAULT_PREFIXES are removed. If a message has no header
 MessageId, the message gets the id of its row as MessageId, which becomes the first header.
 
 The command `retry`, the job error_triage and the function `return_to_source` all follow this rule.
-The command applies it to rows. The job and the function apply it to columns of Spark, with the
-constants of this module, and the sink adds the header MessageId. A test compares the results of all
-three.
+The command applies it to rows, with the functions of this module. The job and the function apply it
+to columns of Spark, with the constants of this module. For them the sink adds the header MessageId.
+A test compares the results of all three.
 """
 
 from __future__ import annotations

@@ -13,16 +13,16 @@ from sqlq_spark.wire.address import Names, QueueAddress
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A part in brackets. The repetition is possessive (*+), so the pattern never ends the part at the
-# first of two doubled brackets.
+# A part in brackets. The repetition is possessive (*+), so that the part never ends at the first of
+# two brackets which stand for one bracket of the name.
 BRACKETS = r"\[(?:[^\]]|\]\])*+\]"
 BRACKETED_TABLE = re.compile(rf"({BRACKETS})(?:@|\Z)")
 # A bracket opens only at the beginning of a part. A double quote has no meaning here.
 OPENING_OR_COMMA = re.compile(r"(?:(?:\A|,)\s*|@)\[|,")
 # sqlcmd would misread these in a name. A line break may end a batch, and `$(` begins a variable.
 MISREAD = re.compile(r"\$\(|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
-# A run of an odd number of closing brackets. Only such a run ends a part, because two brackets in a
-# part are one bracket of the name.
+# A run of an odd number of closing brackets. Only such a run ends a part, because each two closing
+# brackets stand for one bracket of the name.
 CLOSING = re.compile(r"(?<!\])\](?:\]\])*(?!\])")
 
 
@@ -61,8 +61,8 @@ class SQLServerNames(Names):
     longest_table = longest = 128
     default_schema = "dbo"
     queue_columns = "id, expires, headers, body and RowVersion, in any case"
-    # A send is JSON in one parameter of at most 2**30 - 1 characters. The body is in base64 there,
-    # so it is a third longer.
+    # The rows of a send are one JSON parameter of at most 2**30 - 1 characters. A body is base64
+    # there, which is a third longer than the body.
     largest_message = 512 << 20
 
     def size(self, name: str) -> int:

@@ -103,8 +103,8 @@ BEGIN
     END IF;
     IF to_regclass('"sqlqueue_orders".version') IS NOT NULL THEN
         SELECT max(version) INTO known FROM "sqlqueue_orders".version;
-        IF coalesce(known, 0) NOT BETWEEN 3 AND 4 THEN
-            RAISE EXCEPTION 'schema % has state tables of version %, expected 3 to 4', '"sqlqueue_orders"', known
+        IF coalesce(known, 0) NOT BETWEEN 3 AND 5 THEN
+            RAISE EXCEPTION 'schema % has state tables of version %, expected 3 to 5', '"sqlqueue_orders"', known
                   USING HINT = 'Newer tables need the script of their release. Of older ones, stop the'
                                ' queries, see that receipt and staging are empty, or their messages would'
                                ' be lost, then drop the schema and run this again.';
@@ -113,13 +113,13 @@ BEGIN
 END
 $do$;
 
--- State tables of version 3 become those of version 4. Tables of another version are left alone.
--- Columns get the words of the code: `plan` is `stored_plan`, `plan_after` is `plan_high_water`, Spark's
--- number of a batch is `spark_batch`, and a sink's is `sink_batch`. The release of version 3 reads the old
--- names, so its streams and sinks end at their next statement. All rows stay as they are.
--- `version_4` is always null. The statements of a release name the column of its version, so they fail
--- after a later step. A login that may write the column beside a new column may write the new one. A
--- login that may write `stream` may use `query_reader`.
+-- State tables of version 3 become those of version 4. Tables of another version are left alone. Columns
+-- get the words of the code: `plan` is `stored_plan`, `plan_after` is `plan_high_water`, Spark's number
+-- of a batch is `spark_batch`, and a sink's is `sink_batch`. The release of version 3 reads the old
+-- names, so its streams and sinks end at their next statement. All rows stay as they are. `version_4` is
+-- a column that is always null. The statements of a release name the column of its version, so they fail
+-- when a later step has renamed it. A login that may write `sink_batch` of dispatch_log gets the right to
+-- write `destination`. A login that may write `stream` gets the right to use `query_reader`.
 -- Locks:   stream, receipt, staging, staging_page and dispatch_log as a whole, until commit. Waits for
 --          tasks and drivers that run.
 DO $do$
@@ -179,6 +179,76 @@ BEGIN
 END
 $do$;
 
+-- State tables of version 4 become those of version 5. Tables of another version are left alone.
+-- Adds the table `heartbeat`, the names of queries, and `stream.removed`. All rows stay as they are.
+-- The statements of a release name the column of its version, so they fail after this step. A login that
+-- may write the column beside a new column may write the new one. A login that may write `stream` may use
+-- `heartbeat`.
+-- Locks:   stream, receipt and dispatch_log as a whole, until commit. Waits for tasks and drivers that run.
+DO $do$
+DECLARE
+    login text;
+BEGIN
+    IF to_regclass('"sqlqueue_orders".version') IS NULL THEN
+        RETURN;
+    END IF;
+    IF (SELECT max(version) FROM "sqlqueue_orders".version) IS DISTINCT FROM 4 THEN
+        RETURN;
+    END IF;
+    LOCK TABLE "sqlqueue_orders".stream, "sqlqueue_orders".receipt, "sqlqueue_orders".dispatch_log IN ACCESS EXCLUSIVE MODE;
+
+    ALTER TABLE "sqlqueue_orders".stream RENAME COLUMN version_4 TO version_5;
+    ALTER TABLE "sqlqueue_orders".stream ADD COLUMN query_name varchar(200), ADD COLUMN removed timestamptz;
+    ALTER TABLE "sqlqueue_orders".receipt ADD COLUMN query_name varchar(200);
+    ALTER TABLE "sqlqueue_orders".dispatch_log RENAME COLUMN version_4 TO version_5;
+    CREATE TABLE "sqlqueue_orders".heartbeat (
+        driver  varchar(36)  PRIMARY KEY,
+        login   name         NOT NULL DEFAULT current_user,
+        name    varchar(200),
+        queue   text         NOT NULL,
+        host    varchar(255) NOT NULL,
+        process bigint       NOT NULL,
+        shared  boolean      NOT NULL,
+        started timestamptz  NOT NULL DEFAULT now(),
+        beat    timestamptz  NOT NULL DEFAULT now()
+    ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
+
+    FOR login IN
+        SELECT DISTINCT CASE WHEN r.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(r.grantee)) END
+          FROM pg_catalog.pg_class AS c
+          JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attname = 'acked_batch'
+         CROSS JOIN LATERAL (
+                SELECT grantee, privilege_type FROM aclexplode(c.relacl)
+                 UNION ALL
+                SELECT grantee, privilege_type FROM aclexplode(a.attacl)) AS r
+         WHERE c.oid = '"sqlqueue_orders".stream'::regclass
+           AND r.privilege_type = 'UPDATE' AND r.grantee <> c.relowner
+    LOOP
+        EXECUTE 'GRANT SELECT, DELETE, UPDATE (beat), INSERT (driver, name, queue, host, process, shared)'
+                ' ON "sqlqueue_orders".heartbeat TO ' || login;
+    END LOOP;
+    FOR login IN
+        SELECT DISTINCT CASE WHEN r.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(r.grantee)) END
+          FROM pg_catalog.pg_attribute AS a
+         CROSS JOIN LATERAL aclexplode(a.attacl) AS r
+         WHERE a.attrelid = '"sqlqueue_orders".stream'::regclass AND a.attname = 'acked_batch'
+           AND r.privilege_type = 'UPDATE'
+    LOOP
+        EXECUTE 'GRANT UPDATE (query_name, removed) ON "sqlqueue_orders".stream TO ' || login;
+    END LOOP;
+    FOR login IN
+        SELECT DISTINCT CASE WHEN r.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(r.grantee)) END
+          FROM pg_catalog.pg_attribute AS a
+         CROSS JOIN LATERAL aclexplode(a.attacl) AS r
+         WHERE a.attrelid = '"sqlqueue_orders".receipt'::regclass AND a.attname = 'spark_batch'
+           AND r.privilege_type = 'INSERT'
+    LOOP
+        EXECUTE 'GRANT INSERT (query_name) ON "sqlqueue_orders".receipt TO ' || login;
+    END LOOP;
+    UPDATE "sqlqueue_orders".version SET version = 5;
+END
+$do$;
+
 -- All state tables, once.
 DO $do$
 BEGIN
@@ -198,13 +268,15 @@ BEGIN
         plan_high_water text,
         query_id    varchar(36),
         spark_batch bigint      CHECK ((query_id IS NULL) = (spark_batch IS NULL)),
+        query_name  varchar(200),
+        removed     timestamptz,
         messages    bigint      NOT NULL DEFAULT 0,
         expired     bigint      NOT NULL DEFAULT 0,
         diverted    bigint      NOT NULL DEFAULT 0,
         forwarded   bigint      NOT NULL DEFAULT 0,
         created     timestamptz NOT NULL DEFAULT now(),
         seen        timestamptz NOT NULL DEFAULT now(),
-        version_4   boolean
+        version_5   boolean
     ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
     CREATE INDEX stream_query ON "sqlqueue_orders".stream (query_id);
 
@@ -216,6 +288,19 @@ BEGIN
         run_id   varchar(200) NOT NULL,
         PRIMARY KEY (query_id, queue)
     );
+
+    -- the process that runs a stream, and when it last wrote that it does
+    CREATE TABLE "sqlqueue_orders".heartbeat (
+        driver  varchar(36)  PRIMARY KEY,
+        login   name         NOT NULL DEFAULT current_user,
+        name    varchar(200),
+        queue   text         NOT NULL,
+        host    varchar(255) NOT NULL,
+        process bigint       NOT NULL,
+        shared  boolean      NOT NULL,
+        started timestamptz  NOT NULL DEFAULT now(),
+        beat    timestamptz  NOT NULL DEFAULT now()
+    ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 
     -- what one task received, until its batch is acknowledged
     CREATE TABLE "sqlqueue_orders".receipt (
@@ -231,6 +316,7 @@ BEGIN
         bytes       bigint      NOT NULL CHECK (bytes >= 0),
         query_id    varchar(36),
         spark_batch bigint,
+        query_name  varchar(200),
         settled     boolean     NOT NULL DEFAULT false,
         unpacked    bigint      NOT NULL CHECK (unpacked >= 0),
         payload     bytea       NOT NULL,
@@ -284,7 +370,7 @@ BEGIN
         messages    bigint       NOT NULL DEFAULT 0,
         dispatched  timestamptz  NOT NULL DEFAULT now(),
         destination text,
-        version_4   boolean
+        version_5   boolean
     ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 
     -- the audit trail: who purged, returned, dropped or retired messages
@@ -302,7 +388,7 @@ BEGIN
     );
 
     CREATE TABLE "sqlqueue_orders".version (version integer PRIMARY KEY);
-    INSERT INTO "sqlqueue_orders".version (version) VALUES (4);
+    INSERT INTO "sqlqueue_orders".version (version) VALUES (5);
 END
 $do$;
 
@@ -410,12 +496,14 @@ GRANT USAGE ON SCHEMA "sqlqueue_orders" TO "orders_reader";
 GRANT SELECT ON "sqlqueue_orders".version TO "orders_reader";
 GRANT SELECT, INSERT,
       UPDATE (queue, driver, acked_batch, plan_batch, stored_plan, plan_high_water, query_id, spark_batch,
-              messages, expired, diverted, forwarded, seen)
+              query_name, removed, messages, expired, diverted, forwarded, seen)
    ON "sqlqueue_orders".stream TO "orders_reader";
 GRANT SELECT, INSERT, UPDATE (stream, run_id) ON "sqlqueue_orders".query_reader TO "orders_reader";
+GRANT SELECT, DELETE, UPDATE (beat), INSERT (driver, name, queue, host, process, shared)
+   ON "sqlqueue_orders".heartbeat TO "orders_reader";
 GRANT SELECT, DELETE, UPDATE (settled),
       INSERT (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes, query_id,
-              spark_batch, settled, unpacked, payload)
+              spark_batch, query_name, settled, unpacked, payload)
    ON "sqlqueue_orders".receipt TO "orders_reader";
 GRANT SELECT, INSERT, DELETE ON "sqlqueue_orders".receipt_page TO "orders_reader";
 GRANT INSERT (action, queue, messages, stream, batch, task) ON "sqlqueue_orders".trail TO "orders_reader";
@@ -454,12 +542,14 @@ GRANT USAGE ON SCHEMA "sqlqueue_orders" TO "clerk";
 GRANT SELECT ON "sqlqueue_orders".version TO "clerk";
 GRANT SELECT, INSERT,
       UPDATE (queue, driver, acked_batch, plan_batch, stored_plan, plan_high_water, query_id, spark_batch,
-              messages, expired, diverted, forwarded, seen)
+              query_name, removed, messages, expired, diverted, forwarded, seen)
    ON "sqlqueue_orders".stream TO "clerk";
 GRANT SELECT, INSERT, UPDATE (stream, run_id) ON "sqlqueue_orders".query_reader TO "clerk";
+GRANT SELECT, DELETE, UPDATE (beat), INSERT (driver, name, queue, host, process, shared)
+   ON "sqlqueue_orders".heartbeat TO "clerk";
 GRANT SELECT, DELETE, UPDATE (settled),
       INSERT (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes, query_id,
-              spark_batch, settled, unpacked, payload)
+              spark_batch, query_name, settled, unpacked, payload)
    ON "sqlqueue_orders".receipt TO "clerk";
 GRANT SELECT, INSERT, DELETE ON "sqlqueue_orders".receipt_page TO "clerk";
 GRANT INSERT (action, queue, messages, stream, batch, task) ON "sqlqueue_orders".trail TO "clerk";
@@ -488,8 +578,8 @@ GRANT INSERT ON "public"."Shop.Orders.Delayed" TO "clerk";
 GRANT SELECT ON "public"."SubscriptionRouting" TO "clerk";
 GRANT INSERT, UPDATE, DELETE ON "public"."SubscriptionRouting" TO "clerk";
 
--- Rights of a producer, an endpoint or ServiceControl, which is in no team. To give them to its
--- login: GRANT "endpoints" TO "login".
+-- Rights of a producer: an endpoint or ServiceControl, which only sends and is in no team. To give them
+-- to its login: GRANT "endpoints" TO "login".
 GRANT USAGE ON SCHEMA "public" TO "endpoints";
 GRANT INSERT ON "public"."Shop.Orders" TO "endpoints";
 GRANT USAGE ON SEQUENCE "public"."Shop.Orders_seq_seq" TO "endpoints";

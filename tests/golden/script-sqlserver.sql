@@ -126,9 +126,9 @@ SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema [sqlqueue_orders
 IF @fault IS NULL AND OBJECT_ID(N'[sqlqueue_orders].version', N'U') IS NOT NULL
 BEGIN
     SELECT @known = MAX(version) FROM [sqlqueue_orders].version;
-    IF ISNULL(@known, 0) NOT BETWEEN 3 AND 4
+    IF ISNULL(@known, 0) NOT BETWEEN 3 AND 5
         SET @fault = CONCAT(
-            N'schema [sqlqueue_orders] has state tables of version ', @known, N', expected 3 to 4. Newer tables need ',
+            N'schema [sqlqueue_orders] has state tables of version ', @known, N', expected 3 to 5. Newer tables need ',
             N'the script of their release. Of older ones, stop the queries, see that receipt and staging ',
             N'are empty, or their messages would be lost, then drop the schema and run this again.');
 END;
@@ -140,14 +140,15 @@ BEGIN
     RETURN;
 END;
 
--- State tables of version 3 become those of version 4. Tables of another version are left alone.
--- Columns get the words of the code: `plan` is `stored_plan`, `plan_after` is `plan_high_water`, Spark's
--- number of a batch is `spark_batch`, and a sink's is `sink_batch`. The release of version 3 reads the old
--- names, so its streams and sinks end at their next statement. All rows stay as they are.
--- `version_4` is always null. The statements of a release name the column of its version, so they fail
--- after a later step. A login that may write `stream` may use `query_reader`.
--- Each statement is executed as text, because a batch that names a column which does not exist yet does not
--- compile. A column that a constraint names cannot be renamed, so constraints of `stream` are made again.
+-- State tables of version 3 become those of version 4. Tables of another version are left alone. Columns
+-- get the words of the code: `plan` is `stored_plan`, `plan_after` is `plan_high_water`, Spark's number
+-- of a batch is `spark_batch`, and a sink's is `sink_batch`. The release of version 3 reads the old
+-- names, so its streams and sinks end at their next statement. All rows stay as they are. `version_4` is
+-- a column that is always null. The statements of a release name the column of its version, so they fail
+-- when a later step has renamed it. A login that may write `stream` gets the right to use `query_reader`.
+-- Each statement is executed as text, because a batch that names a column which does not exist yet does
+-- not compile. A column that a constraint names cannot be renamed, so constraints of `stream` are made
+-- again.
 -- Locks:   stream, receipt, staging, staging_page and dispatch_log as a whole, until commit. Waits for
 --          tasks and drivers that run.
 DECLARE @before_4 int, @text_4 nvarchar(max) = N'';
@@ -192,6 +193,43 @@ BEGIN
     EXEC (N'UPDATE [sqlqueue_orders].version SET version = 4;');
 END;
 
+-- State tables of version 4 become those of version 5. Tables of another version are left alone.
+-- Adds the table `heartbeat`, the names of queries, and `stream.removed`. All rows stay as they are.
+-- The statements of a release name the column of its version, so they fail after this step. A login that
+-- may write `stream` may use `heartbeat`. Each statement is executed as text, as in migrate_4.
+-- Locks:   stream, receipt and dispatch_log as a whole, until commit. Waits for tasks and drivers that run.
+DECLARE @before_5 int, @text_5 nvarchar(max) = N'';
+IF OBJECT_ID(N'[sqlqueue_orders].version', N'U') IS NOT NULL
+    SELECT @before_5 = MAX(version) FROM [sqlqueue_orders].version;
+IF @before_5 = 4
+BEGIN
+    EXEC sys.sp_rename N'[sqlqueue_orders].stream.version_4', N'version_5', N'COLUMN';
+    EXEC (N'ALTER TABLE [sqlqueue_orders].stream ADD
+                query_name nvarchar(200) COLLATE Latin1_General_100_BIN2 NULL, removed datetime2(3) NULL;');
+    EXEC (N'ALTER TABLE [sqlqueue_orders].receipt ADD
+                query_name nvarchar(200) COLLATE Latin1_General_100_BIN2 NULL;');
+    EXEC sys.sp_rename N'[sqlqueue_orders].dispatch_log.version_4', N'version_5', N'COLUMN';
+    EXEC (N'CREATE TABLE [sqlqueue_orders].heartbeat (
+                driver  nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
+                login   nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+                name    nvarchar(200) COLLATE Latin1_General_100_BIN2 NULL,
+                queue   nvarchar(max) COLLATE Latin1_General_100_BIN2 NOT NULL,
+                host    nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
+                process bigint        NOT NULL,
+                shared  bit           NOT NULL,
+                started datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
+                beat    datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME()
+            );
+            ALTER TABLE [sqlqueue_orders].heartbeat SET (LOCK_ESCALATION = DISABLE);');
+    SELECT @text_5 = @text_5 + N'GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue_orders].heartbeat TO '
+                   + QUOTENAME(USER_NAME(grantee_principal_id)) + N';'
+      FROM sys.database_permissions
+     WHERE class = 1 AND major_id = OBJECT_ID(N'[sqlqueue_orders].stream') AND minor_id = 0
+       AND permission_name = N'UPDATE' AND state IN (N'G', N'W');
+    EXEC (@text_5);
+    EXEC (N'UPDATE [sqlqueue_orders].version SET version = 5;');
+END;
+
 -- All state tables, once.
 IF OBJECT_ID(N'[sqlqueue_orders].version', N'U') IS NULL
 BEGIN
@@ -207,13 +245,15 @@ BEGIN
         plan_high_water nvarchar(max) NULL,
         query_id    nvarchar(36)  COLLATE Latin1_General_100_BIN2 NULL,
         spark_batch bigint        NULL,
+        query_name  nvarchar(200) COLLATE Latin1_General_100_BIN2 NULL,
+        removed     datetime2(3)  NULL,
         messages    bigint        NOT NULL DEFAULT 0,
         expired     bigint        NOT NULL DEFAULT 0,
         diverted    bigint        NOT NULL DEFAULT 0,
         forwarded   bigint        NOT NULL DEFAULT 0,
         created     datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
         seen        datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
-        version_4   bit           NULL,
+        version_5   bit           NULL,
         CHECK (plan_batch > acked_batch),
         CHECK ((stored_plan IS NULL AND plan_batch IS NULL)
                OR (stored_plan IS NOT NULL AND plan_batch IS NOT NULL)),
@@ -234,6 +274,20 @@ BEGIN
     );
     ALTER TABLE [sqlqueue_orders].query_reader SET (LOCK_ESCALATION = DISABLE);
 
+    -- the process that runs a stream, and when it last wrote that it does
+    CREATE TABLE [sqlqueue_orders].heartbeat (
+        driver  nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
+        login   nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        name    nvarchar(200) COLLATE Latin1_General_100_BIN2 NULL,
+        queue   nvarchar(max) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        host    nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        process bigint        NOT NULL,
+        shared  bit           NOT NULL,
+        started datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
+        beat    datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME()
+    );
+    ALTER TABLE [sqlqueue_orders].heartbeat SET (LOCK_ESCALATION = DISABLE);
+
     -- what one task received, until its batch is acknowledged
     CREATE TABLE [sqlqueue_orders].receipt (
         stream      nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
@@ -248,6 +302,7 @@ BEGIN
         bytes       bigint         NOT NULL CHECK (bytes >= 0),
         query_id    nvarchar(36)   COLLATE Latin1_General_100_BIN2 NULL,
         spark_batch bigint         NULL,
+        query_name  nvarchar(200)  COLLATE Latin1_General_100_BIN2 NULL,
         settled     bit            NOT NULL DEFAULT 0,
         unpacked    bigint         NOT NULL CHECK (unpacked >= 0),
         payload     varbinary(max) NOT NULL,
@@ -305,7 +360,7 @@ BEGIN
         messages    bigint        NOT NULL DEFAULT 0,
         dispatched  datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
         destination nvarchar(max) NULL,
-        version_4   bit           NULL
+        version_5   bit           NULL
     );
     ALTER TABLE [sqlqueue_orders].dispatch_log SET (LOCK_ESCALATION = DISABLE);
 
@@ -327,7 +382,7 @@ BEGIN
     ALTER TABLE [sqlqueue_orders].trail SET (LOCK_ESCALATION = DISABLE);
 
     CREATE TABLE [sqlqueue_orders].version (version int NOT NULL PRIMARY KEY);
-    INSERT INTO [sqlqueue_orders].version (version) VALUES (4);
+    INSERT INTO [sqlqueue_orders].version (version) VALUES (5);
 END;
 
 -- Queues, as the transport creates them.
@@ -439,6 +494,7 @@ COMMIT TRANSACTION;
 GRANT SELECT ON [sqlqueue_orders].version TO [orders_reader];
 GRANT SELECT, INSERT, UPDATE ON [sqlqueue_orders].stream TO [orders_reader];
 GRANT SELECT, INSERT, UPDATE ON [sqlqueue_orders].query_reader TO [orders_reader];
+GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue_orders].heartbeat TO [orders_reader];
 GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue_orders].receipt TO [orders_reader];
 GRANT SELECT, INSERT, DELETE ON [sqlqueue_orders].receipt_page TO [orders_reader];
 GRANT INSERT ON [sqlqueue_orders].trail TO [orders_reader];
@@ -465,6 +521,7 @@ GRANT SELECT ON [sqlqueue_orders].trail TO [clerk];
 GRANT SELECT ON [sqlqueue_orders].version TO [clerk];
 GRANT SELECT, INSERT, UPDATE ON [sqlqueue_orders].stream TO [clerk];
 GRANT SELECT, INSERT, UPDATE ON [sqlqueue_orders].query_reader TO [clerk];
+GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue_orders].heartbeat TO [clerk];
 GRANT SELECT, INSERT, UPDATE, DELETE ON [sqlqueue_orders].receipt TO [clerk];
 GRANT SELECT, INSERT, DELETE ON [sqlqueue_orders].receipt_page TO [clerk];
 GRANT INSERT ON [sqlqueue_orders].trail TO [clerk];
@@ -484,8 +541,8 @@ GRANT INSERT ON [dbo].[Shop.Orders.Delayed] TO [clerk];
 GRANT SELECT ON [dbo].[SubscriptionRouting] TO [clerk];
 GRANT INSERT, UPDATE, DELETE ON [dbo].[SubscriptionRouting] TO [clerk];
 
--- Rights of a producer, an endpoint or ServiceControl, which is in no team. To give them to its
--- login: ALTER ROLE [endpoints] ADD MEMBER [login].
+-- Rights of a producer: an endpoint or ServiceControl, which only sends and is in no team. To give them
+-- to its login: ALTER ROLE [endpoints] ADD MEMBER [login].
 GRANT INSERT ON [dbo].[Shop.Orders] TO [endpoints];
 GRANT INSERT ON [dbo].[Shop.Orders.web1] TO [endpoints];
 

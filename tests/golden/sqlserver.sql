@@ -11,7 +11,7 @@ SELECT o.acked_batch,
                     AND r.stream = o.stream AND r.run_id = @run_id)
             THEN 1 ELSE 0 END AS bit) AS is_reader
   FROM [sqlqueue].stream AS o WITH (REPEATABLEREAD, ROWLOCK)
- WHERE o.stream = @stream AND o.version_4 IS NULL;
+ WHERE o.stream = @stream AND o.version_5 IS NULL;
 GO
 
 -- receive
@@ -84,9 +84,9 @@ GO
 -- save_receipt
 INSERT INTO [sqlqueue].receipt
        (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,
-        query_id, spark_batch, unpacked, payload)
+        query_id, spark_batch, query_name, unpacked, payload)
 VALUES (@stream, @batch, @task, @queue_name, @messages, @expired, @diverted, @forwarded,
-        @bytes, @query_id, @spark_batch, @unpacked, @payload);
+        @bytes, @query_id, @spark_batch, @query_name, @unpacked, @payload);
 GO
 
 -- lock_stream
@@ -94,7 +94,7 @@ UPDATE [sqlqueue].stream WITH (REPEATABLEREAD, ROWLOCK)
    SET driver = driver
 OUTPUT inserted.queue, inserted.driver, inserted.acked_batch, inserted.plan_batch,
        inserted.stored_plan
- WHERE stream = @stream AND version_4 IS NULL;
+ WHERE stream = @stream AND version_5 IS NULL;
 GO
 
 -- acknowledge
@@ -111,6 +111,7 @@ UPDATE [sqlqueue].stream
        expired     = expired + @expired,
        diverted    = diverted + @diverted,
        forwarded   = forwarded + @forwarded,
+       query_name  = ISNULL(@query_name, query_name),
        seen        = SYSUTCDATETIME()
  WHERE stream = @stream;
 GO
@@ -243,7 +244,7 @@ GO
 UPDATE [sqlqueue].dispatch_log WITH (REPEATABLEREAD, ROWLOCK)
    SET messages = messages
 OUTPUT inserted.login, inserted.sink_batch, inserted.destination
- WHERE sink = @sink AND version_4 IS NULL;
+ WHERE sink = @sink AND version_5 IS NULL;
 GO
 
 -- advance
@@ -251,7 +252,7 @@ UPDATE [sqlqueue].dispatch_log
    SET sink_batch = @sink_batch, messages = @messages, dispatched = SYSUTCDATETIME(),
        destination = @destination
 OUTPUT inserted.sink_batch
- WHERE sink = @sink AND version_4 IS NULL AND (sink_batch IS NULL OR sink_batch < @sink_batch);
+ WHERE sink = @sink AND version_5 IS NULL AND (sink_batch IS NULL OR sink_batch < @sink_batch);
 GO
 
 -- settle

@@ -319,10 +319,10 @@ SELECT law.name, law.severity, law.found, law.fix
  WHERE law.broken
 
 -- name: check_delayed
--- Finds what is wrong with a table of delayed messages. If the table is absent, it finds nothing. It reads
--- only the catalogue. If the login may delete from the table, rights that it lacks to move due messages
--- are findings. If the login has no right on the table, it may not need the table. Then rights that it
--- lacks are no findings.
+-- Finds what is wrong with a table of delayed messages. If the table is absent, it finds nothing. It
+-- reads only the catalogue. If the login may delete from the table, it is to move due messages, and each
+-- right that it lacks for that is a finding. If the login has no right on the table, it probably does not
+-- use the table, and missing rights are no findings.
 -- Returns: the columns of check_queue
 WITH {asked_table}, delayed AS (
     SELECT c.*,
@@ -399,9 +399,9 @@ SELECT law.name, law.severity, law.found, law.fix
 -- Finds what keeps dead rows in all queues of this database: autovacuum that is off, old transactions,
 -- prepared transactions, and replication slots that no client uses. A transaction with neither a snapshot
 -- nor a transaction id is left out, because it keeps no dead rows. Before version 17 the server does not
--- say since when a slot is unused. Then every unused slot is a finding. This also finds a
--- transaction_timeout of this login that is shorter than :query_timeout. The login's other time limits do
--- not matter, because `begin` sets them.
+-- say since when a slot is unused. Then every unused slot is a finding. It also finds a
+-- transaction_timeout of this login that is shorter than :query_timeout. Other time limits of the login
+-- are not checked, because `begin` sets them.
 -- Returns: the columns of check_queue
 SELECT 'server_autovacuum' AS name, 'error' AS severity,
        'autovacuum is off on this server: what is received leaves dead rows that slow queues down'
@@ -498,9 +498,10 @@ SELECT law.name, law.severity, law.found, law.fix
  WHERE law.broken
 
 -- name: state_schemas
--- Lists all schemas that have tables with the names of state tables. If :schema_name is not null, it looks
--- only at that schema. It looks for three names. A schema with two of them is listed too, because a table
--- may be missing. Anybody who may create a schema can create such tables. It reads only the catalogue.
+-- Lists the schemas that seem to have state tables: those with at least two tables of three well-known
+-- names, because one table may be missing. If :schema_name is not null, only that schema is looked at.
+-- Only the catalogue is read. A schema in the result is untrusted, because anybody who may create a
+-- schema can create such tables.
 -- Returns: schema text; may_enter boolean: whether this login may enter the schema and read the version;
 --          roles text: the roles without a login that may enter the schema
 SELECT n.nspname::text AS schema,

@@ -5,13 +5,12 @@ The values of rows never become Python objects. Measured with 2 connections and 
 DELETE … RETURNING returns 170,000 rows per second as Arrow. With psycopg it returns 113,000 to
 180,000 rows per second, which must then be converted to Arrow.
 
-The package begins transactions by statements, so the driver always stays in its autocommit mode.
-
-The driver prepares a statement in one message and runs it in another. A pooler that lends a session
-for one transaction (PgBouncer) may send the second message to another session, which has not
-prepared the statement. So each statement runs inside a transaction, because the pooler keeps the
-session until the transaction ends. If no transaction is open, one begins for this statement alone.
-A statement that begins or ends a transaction is sent in a single message.
+Each statement runs inside a transaction, even if it runs alone. The reason is a pooler that lends a
+session for one transaction only (PgBouncer). The driver prepares a statement in one message and
+runs it in another. Without a transaction the pooler may send the second message to another session,
+which has not prepared the statement. A statement that begins or ends a transaction is sent in a
+single message. Transactions are begun by such statements, so the driver itself stays in autocommit
+mode.
 """
 
 from __future__ import annotations
@@ -74,9 +73,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sqlq_spark")
 
-# Bytes of one batch of a COPY. The server reads a batch while the driver encodes the next one.
-# Measured with rows of 1.2 kB: the connection takes 4.6 us for each row. With batches of 10,000
-# rows it takes 5.9 us.
+# Bytes of one batch of a COPY. While the driver encodes a batch, the server reads the one before.
+# Measured with rows of 1.2 kB: a row takes 4.6 us. With batches of 10,000 rows it takes 5.9 us.
 COPIED = 256 << 10
 
 # How many characters of a stream's or a sink's name fit into the application_name of any session.
@@ -87,13 +85,12 @@ END_SESSION = (
     "can end it with SELECT pg_terminate_backend({0})"
 )
 
-# There are two statements that receive. `receive` first locks the rows that no other session holds,
-# and then deletes them. `receive_range` deletes a range of seqs in one pass. It suits queues
-# without another consumer, and most queues that Spark reads have no other. If `receive_range` has
-# to wait for a row, it is undone after ROW_WAIT seconds. Then only `receive` is used for that
-# queue, for PAUSE seconds. Measured with messages of 1.2 kB: `receive_range` takes 4.0 us of the
-# server's time for each message, and `receive` takes 4.9 us. The rows of a range also come in the
-# order of their seqs.
+# Two statements receive. `receive` first locks the rows that no other session holds, and then
+# deletes them. `receive_range` deletes a range of seqs in one pass. It suits queues without another
+# consumer, which most queues that Spark reads are. If it has to wait for a row, it is undone after
+# ROW_WAIT seconds. Then only `receive` is used for that queue, for PAUSE seconds. Measured with
+# messages of 1.2 kB: `receive_range` takes 4.0 us of the server's time for each message, and
+# `receive` takes 4.9 us. `receive_range` also returns the rows in the order of their seqs.
 FEWEST = 1000  # for fewer messages the four additional statements cost more than they save
 # Seconds to wait for each row that another session holds. Measured beside 16 endpoints that held
 # rows for 10 ms: if this was 20 ms, a receive took 0.7 to 8.4 s. With 1 ms it took 0.4 to 0.8 s.
@@ -132,7 +129,8 @@ def connect(
         raw, server=server, state=state, timeout=timeout, application=application
     )
     try:
-        # the limit is read now: when it has ended the session, it can no longer be read
+        # `connect` reads the limit before anything else. When the limit has passed, the server has
+        # ended the session, and an error can name the limit only if it is known.
         connection.read_limit()
     except BaseException:
         connection.close()
@@ -142,7 +140,7 @@ def connect(
 
 @contextmanager
 def named_refusal() -> Iterator[None]:
-    """Raise RightMissing if the server refuses a script. Leave the driver's other errors alone."""
+    """Raise RightMissing if the server refuses a script. Leave other errors of the driver alone."""
     try:
         yield
     except Error as error:
@@ -200,9 +198,9 @@ class Connection(database.Connection):
 
         For a `receive` the faster `receive_range` is tried first.
 
-        The values are written into the text of the statement, because the driver streams a result
-        by COPY only if the statement has no parameters. Measured: this takes 2.4 us for each
-        message, and 3.0 us with parameters. It also avoids a second copy of the result.
+        The values are written into the text of the statement. Without parameters the driver streams
+        the result by COPY, which is faster and avoids a second copy of the result. Measured: 2.4 us
+        for each message, and 3.0 us with parameters.
         """
         if statement == "receive":
             received = self._receive_range(tables["queue"], cast("dict[str, int]", values))
@@ -260,7 +258,11 @@ class Connection(database.Connection):
     # ------------------------------------------------------------ inside
 
     def _plan_of(self, text: str) -> str:
-        """Return the plan that an EXPLAIN prints. Any other text is run and gives an empty plan."""
+        """
+        Return the plan that an EXPLAIN prints.
+
+        A text without EXPLAIN is run, and has an empty plan.
+        """
         if not text.startswith("EXPLAIN"):
             self.run_script(text)
             return ""
@@ -308,9 +310,11 @@ class Connection(database.Connection):
         """
         End sessions of the same stream or sink that hold its rows while their client hangs.
 
+        This is called when a statement has waited too long for a lock.
+
         Returns:
-            The error to raise for the wait. If a session was ended, the error is LockTimedOut, so
-            that the transaction runs again.
+            The error to raise for the wait. If a session was ended, it is LockTimedOut, so that the
+            transaction runs again.
         """
         stream = values.get("stream")
         sink = values.get("sink")
@@ -407,9 +411,9 @@ class Connection(database.Connection):
         """
         Return the error of a session that has ended.
 
-        If the server ended the session between two statements, the driver reports no SQLSTATE. Then
-        the time for which the transaction was open shows whether transaction_timeout ended the
-        session.
+        If the server has ended the session between two statements, the driver reports no SQLSTATE.
+        If the transaction was open for as long as transaction_timeout, then that limit is named as
+        the reason.
         """
         limit = self.transaction_limit
         is_late = limit > 0 and open_for >= LIMIT_REACHED * limit and failure.state == NO_SQLSTATE
@@ -429,8 +433,8 @@ class Connection(database.Connection):
         """
         if failure.state not in LOOKED_UP or statement in {"why_refused", "state_schemas"}:
             return []
-        # If only the savepoint was undone, the transaction is still open. The question must not end
-        # the transaction, so it gets a savepoint of its own.
+        # If a savepoint was undone, the transaction is still open. A failure of this question must
+        # not end it, so the question gets a savepoint of its own.
         is_open = self.work is Work.TRANSACTION
         try:
             with attempt(self) if is_open else nullcontext():
@@ -446,7 +450,11 @@ class Connection(database.Connection):
             return []
 
     def _team(self, state: str, place: Place, refusal: Refusal | None) -> tuple[str, str] | None:
-        """Return a refused state schema and its roles. Return None if another schema is refused."""
+        """
+        Return the refused state schema and the roles of its team.
+
+        Return None if the statement failed for another reason.
+        """
         is_other = refusal is not None and refusal.lacks in {"database", "owner", "policy"}
         if state != "42501" or is_other or place.statement == "state_schemas":
             return None

@@ -1,10 +1,11 @@
 -- name: endpoint_zone
--- Returns the time zone of the .NET endpoints' sessions. It is :zone if that is not null. Otherwise it is
--- the zone of a session without settings of its own: the database's zone or, if it has none, the
--- server's. If this session's client has set a zone (by PGTZ or options of the url), the server's zone
--- cannot be read.
--- Returns: zone text, null if it cannot be read. The statement uses the zone once, so that it fails
---          (22023) if the server does not know the zone.
+-- Returns the time zone of the .NET endpoints' sessions:
+-- - :zone, if it is not null;
+-- - otherwise the zone that the database sets for its sessions;
+-- - otherwise the server's zone, unless the client of this session has set a zone (by PGTZ or by options
+--   of the url). Such a setting hides the server's zone.
+-- Returns: zone text, null if it cannot be read. The statement converts a time to the zone, so that it
+--          fails (22023) if the server does not know the zone.
 SELECT CASE WHEN now() AT TIME ZONE zone IS NOT NULL THEN zone END AS zone
   FROM (SELECT coalesce(
                  :zone::text,
@@ -20,10 +21,9 @@ SELECT CASE WHEN now() AT TIME ZONE zone IS NOT NULL THEN zone END AS zone
                    WHERE name = 'TimeZone' AND source <> 'client')) AS zone) AS known
 
 -- name: dues
--- Computes due times from :delays, which are milliseconds, and from :moments, which are times in UTC. Both
--- are JSON arrays of texts. The transport reads the server's clock in UTC, and stores this time as if it
--- were a local time of its session's zone. This statement does the same with :zone. A time in the past
--- becomes the current time.
+-- Computes due times from :delays, which are milliseconds, and from :moments, which are times in UTC.
+-- Both are JSON arrays of texts. As in the transport, the UTC time of the server's clock is stored as if
+-- it were a local time of the zone :zone. A time in the past becomes the current time.
 -- Returns: one row: delays timestamptz[], moments timestamptz[]: the due times in the order of the arrays
 SELECT ARRAY (SELECT (now() AT TIME ZONE 'UTC' + wait::bigint * interval '1 millisecond')
                      AT TIME ZONE :zone::text
@@ -36,11 +36,12 @@ SELECT ARRAY (SELECT (now() AT TIME ZONE 'UTC' + wait::bigint * interval '1 mill
                ORDER BY place) AS moments
 
 -- name: move_due
--- Moves the messages that have been due longest into the queue, with their ids. A message whose id is in
--- the queue already gets a new id. If :renamed, each message gets a new id. A message is in exactly one
--- of the two tables at any time.
--- Locks:   the delayed rows, until commit; skips rows that others hold. Never waits for another mover of
---          this package. An endpoint's mover waits for this one, and then finds the rows gone.
+-- Moves due messages into the queue, those first that have been due longest. A message keeps its id,
+-- unless the queue has this id already or :renamed is true. Then it gets a new id. At any time a message
+-- is in exactly one of the two tables.
+-- Locks:   the delayed rows, until commit. Skips rows that others hold, so two movers of this package
+--          never wait for each other. An endpoint's mover waits for this one, and then finds the rows
+--          gone.
 -- Index:   the one on due; then by ctid.
 -- Returns: one row: moved bigint: how many were moved; renamed bigint: how many of them got a new id;
 --          unfit bigint: 0, because a queue holds all texts of this database
@@ -70,11 +71,11 @@ SELECT (SELECT count(*) FROM due) AS moved, (SELECT count(*) FROM renamed) AS re
        0::bigint AS unfit
 
 -- name: next_due
+-- Reads when the next delayed message is due. A message whose due time is infinity is never due, and is
+-- left out: before version 17 the server cannot subtract from infinity.
 -- Index:   the one on due.
--- Returns: seconds double precision until the next message is due; null if none waits. It is below 0 if
---          a message is due already. Then another mover holds the message, or a full batch left it. A
---          message whose due time is infinity is never due, and is left out, because before version 17
---          the server cannot subtract from infinity.
+-- Returns: seconds double precision until the next message is due, null if none waits. It is below 0 if a
+--          message is due already, because another mover holds it or a full batch has left it
 SELECT extract(epoch FROM min(due) - (now() AT TIME ZONE 'UTC' AT TIME ZONE :zone::text))::float8
        AS seconds
   FROM ONLY {delayed}

@@ -1,10 +1,10 @@
 """
 The ADBC driver, which opens connections, and the passwords that cloud services give.
 
-The driver reads the catalogue before our first statement, and must find no object of another login
-there. So the search path is a parameter of the connection, and so is the quoting of names. Some
-poolers refuse these parameters. Then the first connect of each process fails, and the next one
-leaves them out.
+When the driver connects, it reads the catalogue before this package can send a statement. It must
+not find objects of other logins there, so the search path is set by a parameter of the connection.
+The same parameter sets how the catalogue quotes names. Some poolers refuse that parameter. Then the
+first connect of each process fails, and the next one leaves the parameter out.
 
 PostgreSQL in a cloud accepts tokens of the cloud's services as passwords.
 Azure: https://learn.microsoft.com/azure/postgresql/flexible-server/security-entra-configure
@@ -97,9 +97,9 @@ def _with_parameters(url: str, parameters: dict[str, str], timeout: float) -> st
     """
     Return the url with more parameters. If a name comes twice, libpq uses the last value.
 
-    `parameters` come after the url's own parameters, so they override them. The limits below come
-    before the url's own parameters, so the url can override the limits. With these limits, a server
-    that has vanished is noticed within the time limit of a statement.
+    `parameters` are put after the url's own parameters, so they override those. The limits below
+    are put before them, so the url can override the limits. Because of the limits, a server that
+    has vanished is noticed within the time limit of a statement.
     """
     place, _, query = url.partition("?")
     limits = {

@@ -1,9 +1,9 @@
 """
 Turn a driver's error into the package's error, with the SQL that fixes the problem.
 
-For a failed statement the driver reports a SQLSTATE, and the catalogue says what is missing: see
-`why_refused`. The server's sentence is not searched, because its language is a setting of the
-server, lc_messages. For a failed connection libpq reports only a sentence. So this module knows the
+For a failed statement the driver reports a SQLSTATE. What is missing is read from the catalogue
+(see `why_refused`), and not from the server's sentence, whose language is a setting of the server
+(lc_messages). For a failed connection libpq reports only a sentence. So this module knows the
 sentences of libpq, and the English sentences of servers.
 """
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 NO_CONNECTION_LEFT = "53300"  # a SQLSTATE
 NO_SQLSTATE = "?????"  # used if the driver reports no SQLSTATE
-# Before a bulk insert the driver itself looks for the table. If this fails, the error has a status
-# of the driver, and no SQLSTATE: status → the SQLSTATE that means the same.
+# Before a bulk insert the driver itself looks for the table. If it does not find the table, the
+# error has a status of the driver and no SQLSTATE. Here: status → the SQLSTATE that means the same.
 DRIVER_STATES = {
     AdbcStatusCode.NOT_FOUND: "42P01",
     AdbcStatusCode.UNAUTHORIZED: "42501",
@@ -88,19 +88,19 @@ BEHIND = (
 LASTING = ("0A", "22", "23", "42", "44", "P0")
 
 # Data exceptions (SQLSTATEs of class 22) whose sentence quotes no value of a row: value too long,
-# null not allowed, division by zero, wrong binary format. All other data exceptions may quote a
+# null not allowed, division by zero, wrong binary format. All others may quote a value of a
 # message.
 WITHOUT_VALUE = {"22001", "22004", "22012", "22P03"}
 NOT_SHOWN = "the server refuses a value, which is not shown because it may be a message's"
-# classes of SQLSTATEs whose DETAIL quotes no value of a row: deadlocks, names, resources, limits,
-# locks, cancelled statements
+# Classes of SQLSTATEs whose DETAIL quotes no value of a row. They are about deadlocks, names,
+# resources, limits, locks and cancelled statements.
 WITHOUT_ROWS = ("40", "42", "53", "54", "55", "57")
 TRANSACTION_TIMEOUT = "25P04"  # a SQLSTATE
 # SQLSTATEs for which the catalogue says what is missing
 LOOKED_UP = {"23505", "3F000", "42501", "42P01"}
 
-# A cancelled statement has the same SQLSTATE as a statement that reached its time limit. If it took
-# less than this share of the limit, it was cancelled.
+# A statement that somebody cancelled has the same SQLSTATE as one that reached its time limit. If
+# it took less than this share of the limit, it was cancelled.
 LIMIT_REACHED = 0.95
 
 MAKES = ("create", "install")  # names of statements that create tables begin with these
@@ -258,9 +258,9 @@ def schema_of(queue: QueueAddress) -> str:
 
 def tables_to_look_up(place: Place, tables: Tables) -> list[dict[str, Any]]:
     """
-    Return what `why_refused` asks for: the tables of a statement. Without tables, the state schema.
+    Return what to ask `why_refused` about: a statement's tables or, if none, the state schema.
 
-    If one table has two roles, as in `lock_table`, the last role counts.
+    If a statement uses one table in two roles, as in `lock_table`, the last role counts.
     """
     roles = {queue: role for role, queue in tables.items()}
     asked = [
@@ -276,7 +276,11 @@ def tables_to_look_up(place: Place, tables: Tables) -> list[dict[str, Any]]:
 
 
 def choose_refusal(state: str, refusals: list[Refusal]) -> Refusal | None:
-    """Return the table because of which a statement failed: the first with something lacking."""
+    """
+    Return what the catalogue says of the first table that lacks something.
+
+    This table made the statement fail.
+    """
 
     def is_cause(refusal: Refusal) -> bool:
         if state == "42501":

@@ -1,8 +1,8 @@
 """
-How PostgreSQL explains a statement: by EXPLAIN, with sequential scans disabled.
+Find statements that would read a whole table on PostgreSQL, by EXPLAIN.
 
-A plan is wrong if it still reads a whole table. EXPLAIN does not accept every statement. Statements
-that it does not accept are run in a transaction that is undone.
+Sequential scans are disabled. A plan is wrong if it still reads a whole table. Statements that
+EXPLAIN does not accept are run in a transaction that is undone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VALUES = {**dict.fromkeys(("chosen", "delays", "moments", "places"), "[]"), "zon
 
 
 def compile_text(text: str, state: str, tables: Tables) -> str:
-    """Return the text that explains a statement. If it has no plan, the text runs it."""
+    """Return the text that explains a statement, or that runs it if EXPLAIN does not accept it."""
     table = POSTGRESQL.quote_address(tables["queue"])
     values = {**VALUES, "source_table": table, "table_name": table}
     # no value contains a single quote

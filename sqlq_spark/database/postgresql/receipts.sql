@@ -1,6 +1,7 @@
 -- part: kept_when_closed
--- What the row of a stream keeps when a batch is closed; other statements contain this part. It keeps the
--- plan of a later batch with its high-water mark, and the highest batch of Spark's query that was closed.
+-- What the row of a stream keeps when a batch is closed; other statements contain this part. If a plan is
+-- stored for a later batch, the plan and its high-water mark stay. query_id and spark_batch become the
+-- highest batch of Spark's query that was closed.
 plan_batch  = CASE WHEN plan_batch > :batch::bigint THEN plan_batch END,
 stored_plan = CASE WHEN plan_batch > :batch::bigint THEN stored_plan END,
 plan_high_water = CASE WHEN plan_batch > :batch::bigint THEN plan_high_water END,
@@ -15,18 +16,20 @@ INSERT INTO {state}.stream (stream, queue, driver)
 VALUES (:stream::text, :queue_name::text, :driver::text)
 
 -- name: lock_stream
+-- Locks the row of a stream for its driver, and reads it.
 -- Locks:   the stream's row, until commit; waits for running tasks.
 -- Returns: queue text, driver text, acked_batch bigint, plan_batch bigint, stored_plan text; no row if
 --          the stream is not there
 SELECT queue, driver, acked_batch, plan_batch, stored_plan
   FROM {state}.stream
- WHERE stream = :stream::text AND version_4 IS NULL
+ WHERE stream = :stream::text AND version_5 IS NULL
    FOR UPDATE
 
 -- name: claim
--- Makes this driver the owner of the stream, and stores the queues that the stream reads.
+-- Makes this driver the owner of the stream, and stores the queues that the stream reads. A stream that was
+-- removed is in all lists again.
 UPDATE {state}.stream
-   SET driver = :driver::text, queue = :queue_name::text, seen = now()
+   SET driver = :driver::text, queue = :queue_name::text, removed = NULL, seen = now()
  WHERE stream = :stream::text
 
 -- name: stream_queue
@@ -35,24 +38,25 @@ UPDATE {state}.stream
 SELECT queue FROM {state}.stream WHERE stream = :stream::text
 
 -- name: outcome
--- Sums up what the tasks of the batches from :first to :batch received. Because of :first, the scan of
--- the index starts behind the dead entries of all earlier batches.
+-- Sums up what the tasks of the batches from :first to :batch received. :first limits the scan of the
+-- index, which would otherwise read the dead entries of all earlier batches.
 -- Returns: a row for each queue. queue text; bigint: tasks, empty (how many tasks took nothing),
---          messages, expired, diverted, forwarded; query_id text, spark_batch bigint: Spark's names for
---          the last batch, both null if the receipts are of several queries
+--          messages, expired, diverted, forwarded; query_id text, spark_batch bigint, query_name text:
+--          Spark's names for the last batch, all null if the receipts are of several queries
 SELECT queue, count(*) AS tasks,
        count(*) FILTER (WHERE messages + expired + diverted + forwarded = 0) AS empty,
        sum(messages)::bigint AS messages, sum(expired)::bigint AS expired,
        sum(diverted)::bigint AS diverted, sum(forwarded)::bigint AS forwarded,
        CASE WHEN min(query_id) = max(query_id) THEN max(query_id) END AS query_id,
-       CASE WHEN min(query_id) = max(query_id) THEN max(spark_batch) END AS spark_batch
+       CASE WHEN min(query_id) = max(query_id) THEN max(spark_batch) END AS spark_batch,
+       CASE WHEN min(query_id) = max(query_id) THEN max(query_name) END AS query_name
   FROM {state}.receipt
  WHERE stream = :stream::text AND batch BETWEEN :first::bigint AND :batch::bigint
  GROUP BY queue
 
 -- name: acknowledge
--- Closes a batch for its stream and for Spark's query. After that no stream of the query receives for the
--- batch again.
+-- Closes a batch for its stream and for Spark's query, and adds up what it received. After that no stream
+-- of the query receives for this batch again.
 UPDATE {state}.stream
    SET acked_batch = :batch::bigint,
        {kept_when_closed},
@@ -60,6 +64,7 @@ UPDATE {state}.stream
        expired     = expired + :expired::bigint,
        diverted    = diverted + :diverted::bigint,
        forwarded   = forwarded + :forwarded::bigint,
+       query_name  = coalesce(:query_name::text, query_name),
        seen        = now()
  WHERE stream = :stream::text
 
@@ -71,11 +76,11 @@ DELETE FROM {state}.receipt
  WHERE stream = :stream::text AND batch BETWEEN :first::bigint AND :batch::bigint
 
 -- name: store_plan
--- Stores a plan with its high-water mark plan_high_water. That is the highest batch of Spark's query that
--- any of the query's streams has closed or has receipts of. The sink may already have the batches up to
--- the mark, so the plan may not be used for them. The mark is stored as JSON: query → batch. Before the
--- first acknowledgement the stream's query is not known. Then the JSON has the marks of the 500 queries
--- that were seen last, 23 kB at most.
+-- Stores the plan of a batch, with its high-water mark. The mark is the highest batch of Spark's query
+-- that any stream of the query has closed or has receipts of. A sink may already have the batches up to
+-- the mark, so the plan must not be used for them. The mark is stored as JSON: query → batch. Before the
+-- first acknowledgement it is not known which query the stream belongs to. Then the JSON has the marks of
+-- the 500 queries that were seen last, 23 kB at most.
 -- Index:   receipt_query, behind the batches that were acknowledged before; stream_query.
 WITH received AS NOT MATERIALIZED (
     SELECT query_id, spark_batch, created AS seen FROM {state}.receipt
@@ -96,13 +101,14 @@ UPDATE {state}.stream AS o
                             FROM received AS m
                            WHERE m.query_id = o.query_id AND m.spark_batch >= o.spark_batch) END,
        seen       = now()
- WHERE o.stream = :stream::text AND o.version_4 IS NULL
+ WHERE o.stream = :stream::text AND o.version_5 IS NULL
 
 -- name: receipts
--- Lists receipts without their payloads, oldest first. A login that may write a receipt can name any
--- queue in it. So `entitled` says whether the login that wrote the receipt may receive from the queue.
+-- Lists receipts without their payloads, oldest first.
 -- Returns: stream, queue, batch, task, messages, bytes, settled, created, seen, login; entitled bool:
---          this login wrote the receipt, or the login that wrote it may delete from the queue
+--          whether the login that wrote the receipt may receive from the queue. It is needed because
+--          whoever may write a receipt can name any queue in it. It is true if this login wrote the
+--          receipt, or if the login that wrote it may delete from the queue
 SELECT r.stream, r.queue, r.batch, r.task::bigint AS task, r.messages, r.bytes, r.settled, r.created,
        o.seen, r.login::text AS login,
        r.login = current_user OR coalesce(has_table_privilege(a.oid, q.oid, 'DELETE'), false) AS entitled
@@ -119,6 +125,7 @@ SELECT r.stream, r.queue, r.batch, r.task::bigint AS task, r.messages, r.bytes, 
  ORDER BY r.created, r.stream, r.batch, r.task
 
 -- name: drop_receipt
+-- Deletes one receipt with its pages, and returns it.
 -- Returns: queue, messages, settled, payload, unpacked, query_id, spark_batch of the deleted receipt; no
 --          row if there is no such receipt
 WITH pages AS (
@@ -129,20 +136,9 @@ DELETE FROM {state}.receipt
 RETURNING queue, messages, settled, payload, unpacked, query_id, spark_batch
 
 -- name: close_batch
--- Closes a batch of which an operator has returned or dropped a receipt. After that a restored checkpoint
--- cannot receive for the batch again, and no other stream of Spark's query can receive for it.
+-- Closes a batch when an operator has returned or dropped one of its receipts. After that no stream of
+-- Spark's query receives for this batch, not even one with a restored checkpoint.
 UPDATE {state}.stream
    SET acked_batch = greatest(acked_batch, :batch::bigint),
        {kept_when_closed}
  WHERE stream = :stream::text
-
--- name: streams
--- Returns: stream, queue, batch (the last acknowledged one), messages, expired, diverted, forwarded,
---          created, seen, receipts, held
-SELECT o.stream, o.queue, o.acked_batch AS batch, o.messages, o.expired, o.diverted, o.forwarded,
-       o.created, o.seen, h.receipts, h.held
-  FROM {state}.stream AS o
- CROSS JOIN LATERAL (SELECT count(*) AS receipts, coalesce(sum(r.messages), 0)::bigint AS held
-                       FROM {state}.receipt AS r
-                      WHERE r.stream = o.stream) AS h
- ORDER BY o.seen DESC

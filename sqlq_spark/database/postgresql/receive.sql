@@ -1,6 +1,6 @@
 -- part: message_bytes
--- The size of a message in bytes, as limits count it; other statements contain this part. The server
--- reads the size of a toasted value without the value.
+-- The bytes of a message, as limits count them; other statements contain this part. For a large value
+-- that the server stores outside of the row (toasted), it reads only the size and not the value.
 coalesce(octet_length(headers), 0)::bigint + coalesce(octet_length(body), 0)
 
 -- part: header_bytes
@@ -13,9 +13,9 @@ coalesce(octet_length(headers), 0)
  OR {header_bytes} > :largest_headers::bigint)
 
 -- part: readable_expiry
--- An expiry that each client can show; other statements contain this part. An expiry that is infinite, or
--- later than the year 9999, becomes null, because such a message never expires. An expiry before 1900,
--- for example -infinity, becomes 1900, because such a message has expired.
+-- The expiry of a message as a time that any client can show; other statements contain this part. An
+-- infinite expiry, and one later than the year 9999, become null: such a message never expires. An expiry
+-- before 1900, for example -infinity, becomes 1900: such a message has expired.
 CASE WHEN expires < timestamp '9999-12-31' THEN greatest(expires, timestamp '1900-01-01') END
 
 -- part: received_row
@@ -25,14 +25,15 @@ coalesce(expires <= clock_timestamp() AT TIME ZONE 'UTC', false) AS expired,
 headers, body, seq::bigint AS seq
 
 -- name: fence
--- Reads what decides whether a task may receive. :query_id may be null. The columns are:
--- - `acked_batch`: the task must not receive if its batch was acknowledged.
--- - `plan_high_water`: the plan must not be used for this batch of Spark's query, or for an earlier one.
---   It is the highest batch that any stream of the query had closed, or had receipts of, when the plan was
---   stored.
--- - `is_reader`: whether this stream is the one that may receive from this queue in this run of the query.
---   The statement enter_query decides that.
--- Locks:   the stream's row FOR SHARE, until commit; acknowledge waits for the task.
+-- Reads the facts by which a task decides whether it may receive:
+-- - `acked_batch`: the last batch that was acknowledged. A task of this or an earlier batch must not
+--   receive.
+-- - `plan_high_water`: the highest batch of Spark's query :query_id that any of the query's streams had
+--   closed, or had receipts of, when the plan was stored. The plan must not be used for this or an
+--   earlier batch. It is null if there is no such batch, or if :query_id is null.
+-- - `is_reader`: whether this stream may receive from the queue in this run of the query. See
+--   enter_query.
+-- Locks:   the stream's row FOR SHARE, until commit. An acknowledgement waits for this task.
 -- Index:   the primary keys of stream and query_reader.
 -- Returns: acked_batch bigint, plan_high_water bigint or null, is_reader bool; no row if the stream is
 --          not there
@@ -42,15 +43,15 @@ SELECT o.acked_batch,
   FROM {state}.stream AS o
   LEFT JOIN {state}.query_reader AS r
     ON r.query_id = :query_id::text AND r.queue = :queue_name::text
- WHERE o.stream = :stream::text AND o.version_4 IS NULL
+ WHERE o.stream = :stream::text AND o.version_5 IS NULL
    FOR SHARE OF o
 
 -- name: enter_query
--- Two streams of one query must not share the messages of a queue, because each would get a part of them.
--- So the first stream that receives from a queue in a run of the query enters itself into the table
--- query_reader. It replaces an entry of an earlier run, because that entry's stream may belong to a
--- checkpoint that is lost. If another stream has entered itself for the same run, its entry stays.
--- Locks:   the row, until commit; waits for another stream that enters itself.
+-- Enters this stream into the table query_reader: in this run of the query, it alone receives from the
+-- queue. If another stream is entered for the same run, nothing changes. Two streams of one query must
+-- not receive from the same queue, because each would get a part of the messages. An entry of an earlier
+-- run is replaced, because its stream may belong to a checkpoint that is lost.
+-- Locks:   the row that it writes, until commit; waits for another stream that enters itself.
 -- Index:   the primary key.
 INSERT INTO {state}.query_reader AS r (query_id, queue, stream, run_id)
 VALUES (:query_id::text, :queue_name::text, :stream::text, :run_id::text)
@@ -59,7 +60,7 @@ VALUES (:query_id::text, :queue_name::text, :stream::text, :run_id::text)
  WHERE r.run_id <> EXCLUDED.run_id
 
 -- name: query_reader
--- Reads, after enter_query, which stream may receive from the queue for the query's run.
+-- Reads which stream may receive from the queue in the query's run. It runs after enter_query.
 -- Index:   the primary key.
 -- Returns: stream text
 SELECT stream
@@ -67,13 +68,16 @@ SELECT stream
  WHERE query_id = :query_id::text AND queue = :queue_name::text
 
 -- name: find_receipt
+-- Reads the receipt of a task, if an earlier attempt of the task has left one.
 -- Returns: payload bytea, empty if it is in pages; messages bigint; unpacked bigint: the bytes of the
---          payload before compression; query_id text, spark_batch bigint: Spark's names, or null
+--          payload before compression; query_id text, spark_batch bigint: Spark's query and batch for
+--          which the messages were received, or null. No row if there is no receipt
 SELECT payload, messages, unpacked, query_id, spark_batch
   FROM {state}.receipt
  WHERE stream = :stream::text AND batch = :batch::bigint AND task = :task::bigint
 
 -- name: receipt_pages
+-- Reads the payload of a large receipt, which is stored in pages.
 -- Returns: payload bytea, the pages in their order
 SELECT payload
   FROM {state}.receipt_page
@@ -81,14 +85,13 @@ SELECT payload
  ORDER BY page
 
 -- name: receive_range
--- Deletes all messages of a range, or none. It deletes none if they are too many, if they have too many
--- bytes together, or if one of them is too large. One pass counts the rows and their bytes, and a second
--- pass deletes the rows. The first pass locks no row, which saves a fifth of the server's work. Both
--- passes see one snapshot, so no row is added between them. If another session changes a row between the
--- two passes, the row can have more bytes than were counted.
--- Locks:   a row lock for each row it deletes, until commit. Waits 1 ms for each row that another
---          session holds, and gives up at the first row that stays held. Then `receive` takes
---          the other rows.
+-- Deletes all messages of a range, or none of them. It deletes none if the messages or their bytes are
+-- more than the limits, or if one message is too large. One pass counts the rows and their bytes without
+-- a lock, which saves a fifth of the server's work. A second pass deletes the rows. Both passes see one
+-- snapshot, so no row is added between them. Only if another session changes a row between the passes,
+-- the row can have more bytes than were counted.
+-- Locks:   each row that it deletes, until commit. Waits 1 ms for a row that another session holds. If
+--          the row stays held, the statement fails, and `receive` takes the other rows instead.
 -- Index:   the unique index on seq.
 -- Returns: as receive; no order promised
 DELETE FROM {queue}
@@ -106,10 +109,11 @@ RETURNING {received_row}
 
 -- name: receive
 -- Deletes the lowest messages of a range that no other session holds, up to a number of messages and of
--- bytes. It deletes at least one message, even if that has more bytes, but none that is too large. To sum
--- up sizes, the server does not read the values of toasted columns. The rows are locked in the order of
--- seq, and the window function gets them in this order. To sort them again would cost 4 %. In another
--- order the higher messages could use up the bytes, and some lower ones would be left for the next batch.
+-- bytes. It deletes at least one message, even if that one has more bytes. It deletes none that is too
+-- large. The rows are locked and summed up in the order of seq. In another order the higher messages
+-- could use up the bytes, and lower ones would wait for the next batch. The window function relies on
+-- that order, because to sort again would cost 4 %. To sum up sizes, the server does not read the values
+-- of toasted columns.
 -- Locks:   a row lock for each row it reads, until commit. Never waits.
 -- Index:   the unique index on seq; then by ctid.
 -- Returns: id uuid, expires timestamp, expired bool, headers text, body bytea, seq bigint;
@@ -131,8 +135,8 @@ DELETE FROM {queue}
 RETURNING {received_row}
 
 -- name: take
--- Deletes those of the :chosen messages that no other session holds. :chosen is a JSON array of arrays
--- [seq, id]. The id distinguishes a message from another message with the same seq.
+-- Deletes the messages that :chosen lists, except those that another session holds. :chosen is a JSON
+-- array of arrays [seq, id]. The id is needed because two messages may have the same seq.
 -- Locks:   a row lock for each, until commit. Never waits.
 -- Index:   the index on seq; then by ctid.
 -- Returns: as receive; no order promised
@@ -151,7 +155,8 @@ RETURNING {received_row}
 
 -- name: find_large
 -- Finds the lowest messages of a range that are too large and that no other session holds. It runs only
--- if the task got less than was planned, and the plan's sample does not rule out such sizes.
+-- if a task got less than was planned, and if the sizes that the driver sampled for the plan allow such a
+-- message.
 -- Locks:   a row lock for each, until commit. Never waits.
 -- Index:   the unique index on seq.
 -- Returns: seq bigint; bytes bigint: the size of the message; headers bigint: the size of its headers;
@@ -167,9 +172,10 @@ SELECT seq::bigint AS seq, {message_bytes} AS bytes,
    FOR UPDATE SKIP LOCKED
 
 -- name: divert_large
--- Moves the :chosen messages to the error queue, unchanged. The client does not get them, because it
--- could not hold them, and the server cannot send a row of 1 GB. Expired messages are dropped instead.
--- :chosen is a JSON array of arrays [seq, place]. Another message with the same seq stays.
+-- Moves the messages that :chosen lists to the error queue, unchanged. Those that have expired are
+-- deleted instead. The messages stay on the server, because the client could not hold them, and the
+-- server cannot send a row of 1 GB. :chosen is a JSON array of arrays [seq, place]. Only `place` selects
+-- a row, so another message with the same seq stays.
 -- Locks:   a row lock for each, until commit; find_large has them already.
 -- Index:   none; by ctid.
 -- Returns: diverted bigint, expired bigint: how many were moved, and how many were dropped
@@ -188,10 +194,10 @@ SELECT count(*) FILTER (WHERE NOT expired) AS diverted, count(*) FILTER (WHERE e
   FROM gone
 
 -- name: skip_taken
--- Moves the sequence of a queue past seqs that rows already have. A row may have a seq that the sequence
--- has not given, because a login that may insert can choose a seq. The sequence stops at the first gap
--- between such rows that has room for :rows rows. Rows behind this gap do not matter. The statement uses
--- up at most :most seqs, and none above 80 % of the highest possible seq.
+-- Moves the sequence of a queue past seqs that rows already have. A login that may insert can choose a
+-- seq, so a row may have a seq that the sequence has not given yet. The sequence stops before the first
+-- gap that has room for :rows rows. Rows after this gap do no harm to the next insert. At most :most seqs
+-- are used up, and none above 80 % of the highest possible seq.
 -- Locks:   nothing. The seqs are used up, even if the transaction is undone.
 -- Index:   the unique index on seq.
 -- Returns: skipped bigint: how many seqs were used up
@@ -222,20 +228,21 @@ SELECT count(nextval(its.sequence)) AS skipped
  WHERE taken.last IS NOT NULL
 
 -- name: begin_receipt
--- Writes an empty page of a receipt, before anything is received. The page's key works as a lock: a second
--- attempt of the same task waits here for the first. If the first attempt commits, the second one fails
--- (23505), starts again and finds the receipt. If the first one fails, the second one goes on. Without
--- this page, each attempt would skip the messages that the other has locked, and the faster one could
--- leave an empty receipt.
+-- Writes an empty page of a receipt, before anything is received. The key of this page works as a lock: a
+-- second attempt of the same task waits here for the first. If the first attempt commits, the second one
+-- fails (23505), starts again and finds the receipt. If the first attempt is undone, the second one goes
+-- on. Without the page, each attempt would skip the messages that the other one has locked, and the
+-- attempt that ends first could leave an empty receipt.
 -- Locks:   the row it writes, until commit; waits for another attempt.
 INSERT INTO {state}.receipt_page (stream, batch, task, page, payload)
 VALUES (:stream::text, :batch::bigint, :task::bigint, -1, '')
 
 -- name: save_receipt
--- Locks:   the row it writes, until commit; begin_receipt has kept other attempts away.
+-- Writes the receipt of a task.
+-- Locks:   the row that it writes, until commit; begin_receipt keeps other attempts away.
 INSERT INTO {state}.receipt
        (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes,
-        query_id, spark_batch, unpacked, payload)
+        query_id, spark_batch, query_name, unpacked, payload)
 VALUES (:stream::text, :batch::bigint, :task::bigint, :queue_name::text, :messages::bigint,
         :expired::bigint, :diverted::bigint, :forwarded::bigint, :bytes::bigint,
-        :query_id::text, :spark_batch::bigint, :unpacked::bigint, :payload::bytea)
+        :query_id::text, :spark_batch::bigint, :query_name::text, :unpacked::bigint, :payload::bytea)

@@ -1,7 +1,7 @@
 """
-Prepare statements for the driver, and read its results.
+Turn a statement into text and parameters for the driver, and read the driver's results.
 
-Quoted names are put into the braces of a statement. Its parameters are numbered and bound.
+Quoted names are put into the braces of the statement. Values are bound as numbered parameters.
 """
 
 from __future__ import annotations
@@ -66,7 +66,11 @@ def number_parameters(statement: str) -> tuple[str, tuple[str, ...]]:
 
 
 def write_values(statement: str, values: Mapping[str, Any]) -> str:
-    """Return a statement with its values, numbers and texts, written into its text."""
+    """
+    Write the values into the text of a statement: each `:name` becomes a number or a text.
+
+    The result has no parameters left, so it can be sent in one message.
+    """
     return PARAMETER.sub(lambda match: _literal(values[match[1]]), STATEMENTS[statement])
 
 
@@ -80,9 +84,9 @@ def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
     """
     Put quoted names into the braces of a statement.
 
-    This is the last step, and it makes only one pass. A queue may be called `{state}` or `:n`, and
-    such a name must not be replaced again. `{name_escaped}` is a name for the inside of a literal.
-    `words` are put in unchanged.
+    This is the last change of the text, and it makes only one pass: a queue may be called `{state}`
+    or `:n`, and such a name must not be replaced again. `{name_escaped}` is a name for the inside
+    of a literal. `words` are put in unchanged.
     """
     text = repeat(text, tables)
     quoted = {name: POSTGRESQL.quote_address(address) for name, address in tables.items()}
@@ -160,7 +164,7 @@ def read_result(table: pa.Table) -> Result:
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    """Return a column's values. If the database is SQL_ASCII, a text may not be UTF-8."""
+    """Return a column's values. A text of a SQL_ASCII database may be no UTF-8."""
     try:
         values: list[Any] = column.to_pylist()
     except UnicodeDecodeError:

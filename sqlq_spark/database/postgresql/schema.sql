@@ -16,10 +16,11 @@ $do$
 
 -- name: install_state
 -- Notes on the tables, for maintainers:
--- - A row of `stream` is updated twice in a batch. The free space in its page keeps these updates HOT.
---   Only the first acknowledgement changes the key of an index.
+-- - A row of `stream` is updated twice in a batch. Because of the free space in its page, these updates
+--   write no index entries (HOT). Only the first acknowledgement changes the key of an index.
 -- - `query_id` and `spark_batch` are Spark's names for the last acknowledged batch. The plan may only be
---   used for batches above those in `plan_high_water`.
+--   used for batches above those in `plan_high_water`. `removed` is set while the stream is in no list.
+-- - `driver` of `heartbeat` is `driver` of `stream`, when that process has taken a stream over.
 -- - A row of `receipt` is inserted in the transaction that deletes its messages from the queue. Only a
 --   replay reads it. It is deleted when its batch is acknowledged. Its payload is compressed already, so
 --   the server must not try to compress it again.
@@ -48,13 +49,15 @@ BEGIN
         plan_high_water text,
         query_id    varchar(36),
         spark_batch bigint      CHECK ((query_id IS NULL) = (spark_batch IS NULL)),
+        query_name  varchar(200),
+        removed     timestamptz,
         messages    bigint      NOT NULL DEFAULT 0,
         expired     bigint      NOT NULL DEFAULT 0,
         diverted    bigint      NOT NULL DEFAULT 0,
         forwarded   bigint      NOT NULL DEFAULT 0,
         created     timestamptz NOT NULL DEFAULT now(),
         seen        timestamptz NOT NULL DEFAULT now(),
-        version_4   boolean
+        version_5   boolean
     ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
     CREATE INDEX stream_query ON {state}.stream (query_id);
 
@@ -66,6 +69,19 @@ BEGIN
         run_id   varchar(200) NOT NULL,
         PRIMARY KEY (query_id, queue)
     );
+
+    -- the process that runs a stream, and when it last wrote that it does
+    CREATE TABLE {state}.heartbeat (
+        driver  varchar(36)  PRIMARY KEY,
+        login   name         NOT NULL DEFAULT current_user,
+        name    varchar(200),
+        queue   text         NOT NULL,
+        host    varchar(255) NOT NULL,
+        process bigint       NOT NULL,
+        shared  boolean      NOT NULL,
+        started timestamptz  NOT NULL DEFAULT now(),
+        beat    timestamptz  NOT NULL DEFAULT now()
+    ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 
     -- what one task received, until its batch is acknowledged
     CREATE TABLE {state}.receipt (
@@ -81,6 +97,7 @@ BEGIN
         bytes       bigint      NOT NULL CHECK (bytes >= 0),
         query_id    varchar(36),
         spark_batch bigint,
+        query_name  varchar(200),
         settled     boolean     NOT NULL DEFAULT false,
         unpacked    bigint      NOT NULL CHECK (unpacked >= 0),
         payload     bytea       NOT NULL,
@@ -134,7 +151,7 @@ BEGIN
         messages    bigint       NOT NULL DEFAULT 0,
         dispatched  timestamptz  NOT NULL DEFAULT now(),
         destination text,
-        version_4   boolean
+        version_5   boolean
     ) WITH (fillfactor = 20, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 
     -- the audit trail: who purged, returned, dropped or retired messages
@@ -152,7 +169,7 @@ BEGIN
     );
 
     CREATE TABLE {state}.version (version integer PRIMARY KEY);
-    INSERT INTO {state}.version (version) VALUES (4);
+    INSERT INTO {state}.version (version) VALUES (5);
 END
 $do$
 
@@ -265,8 +282,9 @@ SELECT types.name, types.kinds::regtype[]::oid[] AS kinds, types.wanted
                ('due', ARRAY ['timestamptz'], 'timestamptz')) AS types (name, kinds, wanted)
 
 -- part: column_fault
--- What is wrong with a column, or null if it is right; other statements contain this part. k is the
--- column's row of queue_types, a is its row of pg_attribute. A domain counts as its base type.
+-- What is wrong with a column, or null if it is right; other statements contain this part. The caller
+-- defines k, the column's row of queue_types, and a, its row of pg_attribute. A domain counts as its base
+-- type.
 CASE WHEN a.atttypid IS NULL THEN format('it has no column %s', k.name)
      WHEN (SELECT coalesce(nullif(y.typbasetype, 0), y.oid)
              FROM pg_catalog.pg_type AS y
@@ -291,22 +309,23 @@ SELECT fault.text AS fault
 LOCK TABLE {queue} IN ACCESS SHARE MODE
 
 -- name: lock_insert
--- Does the same as lock_read before an INSERT. Also keeps others from adding a trigger or a foreign key.
+-- Keeps a table's definition as it is until commit, before an INSERT. No other session can rename the
+-- table, change its owner, or add a trigger or a foreign key.
 -- Locks:   the table, as an INSERT does, until commit.
 LOCK TABLE {queue} IN ROW EXCLUSIVE MODE
 
 -- name: lock_delete
--- Does the same as lock_insert before a DELETE.
+-- Keeps a table's definition as it is until commit, before a DELETE, as lock_insert does.
 -- Locks:   the table, as a DELETE does, until commit.
 LOCK TABLE {queue} IN ROW EXCLUSIVE MODE
 
 -- name: lock_queue
--- Locks a queue, or a table of delayed messages, before it is dropped. After this its messages are
--- counted, and nobody can send more.
+-- Locks a queue, or a table of delayed messages, before it is dropped. So nobody can send to it after the
+-- caller has counted its messages.
 -- Locks:   the whole table, until commit; waits for all transactions that use it.
 LOCK TABLE {queue} IN ACCESS EXCLUSIVE MODE
 
 -- name: drop_queue
--- Drops a table after lock_queue. A session that waits for the table then fails, because it is gone.
+-- Drops a table after lock_queue. Sessions that wait for the table fail then, because the table is gone.
 -- Locks:   the whole table, until commit.
 DROP TABLE {queue}

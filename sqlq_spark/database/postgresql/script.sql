@@ -51,8 +51,8 @@ BEGIN
     END IF;
     IF to_regclass('{state_escaped}.version') IS NOT NULL THEN
         SELECT max(version) INTO known FROM {state}.version;
-        IF coalesce(known, 0) NOT BETWEEN 3 AND 4 THEN
-            RAISE EXCEPTION 'schema % has state tables of version %, expected 3 to 4', '{state_escaped}', known
+        IF coalesce(known, 0) NOT BETWEEN 3 AND 5 THEN
+            RAISE EXCEPTION 'schema % has state tables of version %, expected 3 to 5', '{state_escaped}', known
                   USING HINT = 'Newer tables need the script of their release. Of older ones, stop the'
                                ' queries, see that receipt and staging are empty, or their messages would'
                                ' be lost, then drop the schema and run this again.';
@@ -78,12 +78,14 @@ GRANT USAGE ON SCHEMA {state} TO {role};
 GRANT SELECT ON {state}.version TO {role};
 GRANT SELECT, INSERT,
       UPDATE (queue, driver, acked_batch, plan_batch, stored_plan, plan_high_water, query_id, spark_batch,
-              messages, expired, diverted, forwarded, seen)
+              query_name, removed, messages, expired, diverted, forwarded, seen)
    ON {state}.stream TO {role};
 GRANT SELECT, INSERT, UPDATE (stream, run_id) ON {state}.query_reader TO {role};
+GRANT SELECT, DELETE, UPDATE (beat), INSERT (driver, name, queue, host, process, shared)
+   ON {state}.heartbeat TO {role};
 GRANT SELECT, DELETE, UPDATE (settled),
       INSERT (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes, query_id,
-              spark_batch, settled, unpacked, payload)
+              spark_batch, query_name, settled, unpacked, payload)
    ON {state}.receipt TO {role};
 GRANT SELECT, INSERT, DELETE ON {state}.receipt_page TO {role};
 GRANT INSERT (action, queue, messages, stream, batch, task) ON {state}.trail TO {role}
@@ -109,7 +111,7 @@ GRANT SELECT, DELETE, UPDATE (seq) ON {queue} TO {role};
 GRANT SELECT ON SEQUENCE {sequence} TO {role}
 
 -- name: script_send
--- The option `pauseAboveBacklog` reads only the column seq.
+-- Lets a sink send. It reads only seq, to count the backlog for the option `pauseAboveBacklog`.
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT, SELECT (seq) ON {queue} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role}
@@ -121,8 +123,8 @@ GRANT INSERT, SELECT (seq) ON {queue} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role}
 
 -- name: script_produce
--- Rights of a producer, an endpoint or ServiceControl, which is in no team. To give them to its
--- login: GRANT {role} TO "login".
+-- Rights of a producer: an endpoint or ServiceControl, which only sends and is in no team. To give them
+-- to its login: GRANT {role} TO "login".
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT INSERT ON {queue} TO {role};
 GRANT USAGE ON SEQUENCE {sequence} TO {role}

@@ -1,6 +1,6 @@
 -- name: selftest_facts
--- Reads the facts about a server that a reader of a report of `sqlqueue selftest` needs. A name that
--- begins with `may` is a right.
+-- Reads facts about the server for the report of `sqlqueue selftest`. A name that begins with `may` is a
+-- right of this login.
 -- Returns: name text, value text; the value is null if the server does not report it
 SELECT name, setting AS value
   FROM pg_catalog.pg_settings

@@ -1,7 +1,7 @@
 -- name: subscribers
--- Reads the subscriptions to some topics, or to all topics, at most :most rows. The key begins with the
--- endpoint, so the server reads the whole table.
--- Locks nothing.
+-- Reads the subscriptions to some topics, or to all topics, at most :most rows. The server reads the
+-- whole table, because its key begins with the endpoint and not with the topic.
+-- Locks:   nothing.
 -- Returns: topic, endpoint, address
 SELECT topic, endpoint, queueaddress AS address
   FROM {subscriptions}
@@ -22,8 +22,8 @@ SELECT queueaddress AS address
    FOR UPDATE
 
 -- name: subscribe
--- Sets the address of an endpoint for a topic. There is only one such address. If it is the same already,
--- no new row version is written.
+-- Sets the address of an endpoint for a topic. An endpoint has only one address for a topic. If this
+-- address is in the table already, no new row version is written.
 -- Locks:   the endpoint's row for the topic, until commit.
 INSERT INTO {subscriptions} AS s (queueaddress, endpoint, topic)
 VALUES (:queue_address::text, :endpoint::text, :topic::text)
@@ -32,6 +32,7 @@ VALUES (:queue_address::text, :endpoint::text, :topic::text)
      WHERE s.queueaddress <> excluded.queueaddress
 
 -- name: unsubscribe
+-- Deletes the subscription of an endpoint to a topic.
 -- Index:   the primary key.
 -- Returns: ended true if the endpoint was subscribed, else no row
 DELETE FROM {subscriptions}

@@ -3,29 +3,31 @@
 -- :name is a bound value. All statements run under READ COMMITTED, whatever the database's default is.
 
 -- name: begin_alone
--- Begins the transaction of a statement that runs alone. The statement `begin` contains this text too. It
--- sets the isolation level, because after a lock the receipt protocol must read what others have
--- committed. It sets the search path, because in other schemas of the path other logins may create
--- functions and operators. Such a function could fit the arguments of a statement better than the server's
--- own function, and would run with the rights of this login. Both settings hold for this transaction only,
--- because a pooler may lend the session to others.
+-- Begins the transaction of a statement that runs alone. The statement `begin` contains this text too.
+-- - The isolation level is READ COMMITTED, because after it has waited for a lock, a statement must read
+--   what others have committed meanwhile.
+-- - The search path has only pg_catalog. Other logins may create functions and operators in other
+--   schemas. Such a function could fit the arguments of a statement better than the server's own
+--   function, and would run with the rights of this login.
+-- Both settings hold for this transaction only, because a pooler may lend the session to others.
 BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_temp
 
 -- name: begin
--- Begins a transaction of several statements. It is sent in one message.
+-- Begins a transaction of several statements. It is sent to the server in one message, for which its
+-- values are written into its text. All settings hold for this transaction only, because a pooler may
+-- lend the session to others.
 -- - The timeouts have the value of the connection's timeout. statement_timeout does not end a COPY that
---   waits for its client. The TCP limits end such a COPY if, for as long as the timeout, the client's
---   machine is gone or reads nothing. tcp_user_timeout is set on Linux only, because any other server
+--   waits for its client. The TCP settings end such a COPY when, for as long as the timeout, the client's
+--   machine is gone or has read nothing. tcp_user_timeout is set on Linux only, because any other server
 --   would write a line to its log.
 -- - A login or a database may set synchronous_commit to `off` or `local`. Then a crash, or a standby that
 --   takes over, could undo a commit, and messages that Spark already has would be in the queue again. So
 --   `off` and `local` become `on`. Without synchronous standbys `local` and `on` are the same.
 -- - application_name is the name that the DBA sees.
--- - client_encoding is set in a database with encoding SQL_ASCII, which stores any bytes as text. If the
---   client has this encoding too, it gets the bytes unchanged. With another encoding a statement fails.
+-- - client_encoding is set only in a database with the encoding SQL_ASCII, which stores any bytes as
+--   text. With the same encoding the client gets the bytes unchanged. With another encoding a statement
+--   would fail.
 -- - client_min_messages hides the notices of triggers, because they may contain texts of messages.
--- All settings hold for this transaction only, because a pooler may share the session. Values are written
--- into the text, because a statement with parameters needs three messages.
 {begin_alone};
 SELECT set_config('client_min_messages', 'error', true),
        set_config('statement_timeout', CAST(:milliseconds AS text), true),
@@ -45,13 +47,13 @@ SELECT set_config('client_min_messages', 'error', true),
                        ELSE current_setting('client_encoding') END, true)
 
 -- name: transaction_limit
--- Reads the login's time limit for a transaction. After this time the server ends the transaction and the
--- session.
+-- Reads how long a transaction of this login may take. When the time is over, the server ends the
+-- transaction and the session.
 -- Returns: seconds; 0 if there is no limit; null if the server is older than version 17
 SELECT extract(epoch FROM current_setting('transaction_timeout', true)::interval)::float8
 
 -- name: set_lock_timeout
--- Sets how long the transaction waits for a lock, from here to its end.
+-- Sets how long the open transaction waits for a lock, from now until it ends.
 -- Returns: one row
 SELECT set_config('lock_timeout', :milliseconds, true)
 
@@ -62,8 +64,7 @@ COMMIT
 ROLLBACK
 
 -- name: savepoint
--- Sets a savepoint. After that, a failure can be undone back to the savepoint, and the transaction goes
--- on.
+-- Sets a savepoint, so that a later failure can be undone up to this point while the transaction goes on.
 SAVEPOINT attempt
 
 -- name: release
@@ -74,10 +75,14 @@ RELEASE SAVEPOINT attempt
 SET CONSTRAINTS ALL IMMEDIATE
 
 -- name: end_frozen
--- Finds sessions that hold locks on the state tables, and whose names begin with `sqlqueue` and contain
--- :name. Ends those of this login whose statement has waited for its client for more than :seconds
--- seconds, because no time limit of the server ends them. For sessions of other logins the server does not
--- show what they wait for. So these sessions are returned but not ended, and a DBA can act.
+-- Ends sessions of this login that keep a stream or sink waiting because their own client hangs. A
+-- session is one of them if all this is true:
+-- - It holds locks on the state tables.
+-- - Its name begins with `sqlqueue` and contains :name.
+-- - Its statement has waited for its client for more than :seconds seconds. No time limit of the server
+--   ends such a session.
+-- Sessions of other logins with such a name and such locks are returned but not ended, because the server
+-- does not show what they wait for. A DBA can end them.
 -- Locks:   nothing.
 -- Returns: pid int, login text, application text; ended bool, null for a session of another login
 SELECT a.pid, a.usename::text AS login, a.application_name AS application,

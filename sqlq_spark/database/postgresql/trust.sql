@@ -1,9 +1,10 @@
 -- part: trusted
--- The roles that this session trusts: it may use their tables. Other statements contain this part. `given`
--- has two lists: names of trusted roles, and tables and schemas that the user named. The owners of those
--- tables and schemas are trusted too, because the user decided to use them. A session that can become a
--- superuser trusts only superusers and the roles of the first list. Such a session does not trust the
--- database's owner, because code in the owner's table could make the owner a superuser.
+-- The roles that this session trusts: it may use their tables. Other statements contain this part. The
+-- caller defines `given`, which has two lists: names of trusted roles, and tables and schemas that the
+-- user has named in the options. The owners of those tables and schemas are trusted too. A session that
+-- can become a superuser trusts only superusers and the roles of the first list. Such a session does not
+-- trust the database's owner: code that the owner adds to a table would run with the rights of the
+-- session, and could make the owner a superuser.
 roles AS MATERIALIZED (
     SELECT oid, rolname,
            rolsuper OR rolname IN (SELECT json_array_elements_text(owners) FROM given) AS is_superior,
@@ -28,12 +29,12 @@ roles AS MATERIALIZED (
 )
 
 -- part: faults
--- Why tables must not be used. Other statements contain this part. `asked` is a list of tables. It has
--- each table's place in the list, its id and its description. The owner of a table can add any code to it.
--- Other logins can add only triggers and foreign keys, and only if they have the right to do so. So this
--- part checks owners, triggers and foreign keys. It does not check other objects that a table uses,
--- because the table's owner has chosen them. A trigger with a condition or with arguments is a fault too,
--- because a condition or an argument can run any text as code.
+-- Why tables must not be used. Other statements contain this part. The caller defines `asked`, a list of
+-- tables: the place of each table in the list, its id and its description. The owner of a table can add
+-- any code to it. Other logins can add only triggers and foreign keys, and only if they have the right to
+-- do so. So this part checks owners, triggers and foreign keys. Any other code that a table runs was
+-- added by its owner, and the owner is checked. A trigger with a condition or with arguments is a fault
+-- too, because a condition or an argument can run any text as code.
 tables (place, id, what) AS (
     SELECT place, id, what FROM asked
      UNION
@@ -70,9 +71,9 @@ tables (place, id, what) AS (
 )
 
 -- name: table_owners
--- For each of some tables, reads who owns it, why it must not be used, and whether it is a queue. Looks
--- the names up in the catalogue, because a cast of a name to a table would fail without USAGE on the
--- schema. :deletes says whether the caller will delete rows.
+-- Reads, for each of some tables, who owns it, why it must not be used, and whether it is a queue. The
+-- names are looked up in the catalogue, because a cast of a name to a table would fail without USAGE on
+-- the schema. :deletes says whether the caller will delete rows.
 -- Returns: for each table that is there, the fields of `TableFacts` in trust.py
 WITH RECURSIVE given (owners, named, deletes) AS (
     SELECT :owners::text::json, :named::text::json, :deletes::boolean

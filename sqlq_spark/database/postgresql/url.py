@@ -1,7 +1,8 @@
 """
-The server that a libpq URI leads to, and how the connection to it is protected.
+Find out to which server a libpq URI leads, and how the connection to it is protected.
 
-Like libpq, this module also reads the service file and the environment variables.
+The answer also depends on the service file and on environment variables, which this module reads as
+libpq does.
 
 A server on another machine must prove its identity by a certificate, unless the user sets another
 sslmode. libpq's own default, `prefer`, accepts any server, even one without encryption.
@@ -23,9 +24,10 @@ from sqlq_spark.options.names import MISPLACED
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# The pattern URL does not match a password with a raw /, ?, @ or blank, because libpq would end the
-# password at that character. It does not match other parts with a raw ;, & or = either. The text
-# after such a character may be a password, as in `/shop;password=…`, and the server would quote it.
+# The pattern of a url that can be understood in one way only. The password must not have a raw /,
+# ?, @ or blank, because libpq would end it there. Other parts must not have a raw ;, & or =. The
+# text after such a character may be a password, as in `/shop;password=…`, and the server's error
+# would quote it.
 HOST = r"(?:\[[^\[\]@/?\s]*\]|[^\[\]:,@/?#;&=\s]*)(?::[0-9]*)?"
 URL_PARAMETER = r"[^=&\s]+=[^=&\s]*"
 URL = re.compile(
@@ -179,7 +181,7 @@ def quotes_secret(text: str, url: str) -> bool:
 
 def find_issuers() -> str:
     """
-    Return the sslrootcert that stands for the issuers that this machine trusts: a file or `system`.
+    Return the value of sslrootcert for the issuers that this machine trusts: a file or `system`.
 
     With `system` the driver's OpenSSL uses its default, or SSL_CERT_FILE and SSL_CERT_DIR.
     """

@@ -5,9 +5,9 @@ FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
  ORDER BY RowVersion
 
 -- name: weigh_page
--- Reads the sizes of the messages of a page, before `browse` reads the page. The client ends the page
--- where it has enough bytes (see calls.py). A single statement that sums up sizes and returns bodies
--- would spool the bodies in tempdb.
+-- Reads the sizes of the messages of a page, before `browse` reads the page. The client then ends the
+-- page where the messages have enough bytes (see calls.py). One statement for both would spool the bodies
+-- in tempdb.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
 -- Returns: seq bigint, bytes bigint; by seq
@@ -15,11 +15,12 @@ SELECT TOP (@messages) RowVersion AS seq, {message_bytes} AS bytes
 {page}
 
 -- name: browse
--- Reads a page of a range, without locked rows. It keeps no lock and deletes nothing. Of a message larger
--- than @largest bytes it reads only the size.
+-- Reads a page of a range, without locked rows. Of a message larger than @largest bytes it reads only the
+-- size.
+-- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
--- Returns: the columns of receive, by seq; and large bigint: if a message is larger than @largest, its
---          bytes, and its headers and body are null
+-- Returns: the columns of receive, by seq; large bigint: null, or the bytes of a message that is larger
+--          than @largest. Headers and body of such a message are null
 SELECT CAST(Id AS binary(16)) AS id,
        CASE WHEN Expires < '99991231' THEN Expires END AS expires,
        CAST(CASE WHEN Expires <= GETUTCDATE() THEN 1 ELSE 0 END AS bit) AS expired,
@@ -41,7 +42,7 @@ SELECT TOP (@messages) CAST(Id AS binary(16)) AS id,
 {page}
 
 -- name: browse_headers
--- Reads the beginning of the headers of each message of a range, without locked rows.
+-- Reads the beginning of the headers of each message of a page, without locked rows.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
 -- Returns: headers as UTF-16 bytes, seq bigint; by seq
@@ -66,11 +67,10 @@ DELETE FROM {queue} WHERE RowVersion >= @first AND RowVersion < @stop;
 SELECT ROWCOUNT_BIG() AS messages
 
 -- name: purge_expired
--- Deletes at most @messages messages that have expired and that no other session holds. It finds them by
--- Index_Expires and keeps no lock in that index. Then it deletes them by RowVersion, as receivers do. A
--- delete by Index_Expires could deadlock with a receiver, because the two would lock in different orders.
--- The delete would skip locked rows in Index_Expires, but wait for the same rows in the other indexes. If
--- another message has the same RowVersion and has not expired, it stays.
+-- Deletes messages that have expired, at most @messages. It leaves out those that another session holds.
+-- It finds them by Index_Expires without keeping a lock in that index, and deletes them by RowVersion and
+-- the condition that they have expired. A delete by Index_Expires could deadlock with a receiver, because
+-- it would lock the indexes in another order, and would wait for rows in the other indexes.
 -- Locks:   an update lock for each message, until commit. It never waits for a row.
 -- Index:   Index_Expires; without it, it reads the whole table. Index_RowVersion, one seek for each
 --          message.
@@ -112,10 +112,10 @@ SELECT @count = CASE WHEN @large = 1 THEN ISNULL(@rows, 0)
                              FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) END;
 
 -- name: stats
--- Counts the messages and reads other figures. Each figure is a query of its own, so that an index can
--- answer it. No index is named, because a table may lack it. No query reads headers or bodies. In a table
--- of more than @largest bytes the number of messages is an estimate: the rows that the catalogue counts.
--- If @largest is null, it always counts.
+-- Counts the messages of a queue. In a table of more than @largest bytes their number is an estimate: the
+-- rows that the catalogue counts. If @largest is null, it always counts. Each figure is a query of its
+-- own, so that an index can answer it. No index is named, because a table may lack it. No query reads
+-- headers or bodies.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion and Index_Expires.
 -- Returns: messages, expired (null if estimated), bytes of table and indexes, first and last seq, bigint;
@@ -134,7 +134,7 @@ SELECT @count AS messages,
        @large AS estimated
 
 -- name: stats_delayed
--- Counts the delayed messages, or estimates them as `stats` does. Also counts the due messages.
+-- Counts or estimates the delayed messages, as `stats` does. It also counts those that are due.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_Due.
 -- Returns: messages, due, bytes of table and indexes, bigint; estimated bit
@@ -146,16 +146,17 @@ SELECT @count AS messages,
        ISNULL(@bytes, 0) AS bytes, @large AS estimated
 
 -- name: seq_given
--- Reads the highest RowVersion that the table has ever given, also to sends that were undone.
+-- Reads the highest RowVersion that the table has ever given. A send that was undone has used up its
+-- RowVersions too.
 -- Returns: given bigint; null if it has given none
 SELECT CAST(c.last_value AS bigint) AS given
   FROM {queue_catalog}sys.identity_columns AS c
  WHERE c.object_id = OBJECT_ID({queue_text}, N'U')
 
 -- name: queue_tables
--- Lists the tables of this database that have the columns of a queue and that this login may read,
--- whoever owns them. It reads only the catalogue. HAS_PERMS_BY_NAME returns null for a name of more than
--- 128 characters. This null counts as a right.
+-- Lists the tables of this database that have the columns of a queue and that this login may read. It
+-- does not matter who owns them. Only the catalogue is read. HAS_PERMS_BY_NAME returns null for a name of
+-- more than 128 characters. This null counts as a right.
 -- Locks:   keeps none, waits for no row. It waits for a session that creates or changes a table and has
 --          not committed; `blockers` shows that session.
 -- Returns: schema_name, table_name; messages (an estimate), bytes bigint; by schema_name, table_name

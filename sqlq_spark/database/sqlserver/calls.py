@@ -1,5 +1,5 @@
 """
-Prepare T-SQL for a driver: put names in, bind values with their types, and build the bulk insert.
+Build T-SQL and its values for a driver: names, typed parameters, and the bulk insert.
 
 This module also decides how many messages one `receive` or `browse` takes. All functions are pure:
 they need neither a driver nor a connection.
@@ -54,9 +54,9 @@ NUMBERS = {bool: "bit", int: "bigint", float: "float"}
 SHORT_TEXT = 4000  # characters
 SHORT_BYTES = 8000
 
-# Columns of a bulk insert: Arrow's name → (the table's name, type for OPENJSON). If a text is too
-# long for its type, OPENJSON cuts it without an error. So if the table's column has 255 characters,
-# the type for OPENJSON has 256. Then the INSERT of a longer text fails.
+# Columns of a bulk insert: Arrow's name → (the table's name, type for OPENJSON). OPENJSON cuts a
+# text that is too long for its type, without an error. The types here are one character longer than
+# the table's columns, so a text that is too long is still too long for the INSERT, which fails.
 LOADED = {
     "id": ("Id", "uniqueidentifier"),
     "correlationid": ("CorrelationId", "varchar(256)"),
@@ -73,8 +73,8 @@ def fill_names(text: str, state: str, tables: Tables, **words: str) -> str:
     """
     Put quoted names into the braces of a statement.
 
-    This is the last step, and it makes only one pass. A queue may be called `{state}` or `@n`, and
-    such a name must not be replaced again. `words` are put in unchanged.
+    This is the last change of the text, and it makes only one pass: a queue may be called `{state}`
+    or `@n`, and such a name must not be replaced again. `words` are put in unchanged.
     """
     text = repeat(text, tables)
     filled = {
@@ -188,8 +188,8 @@ def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool =
 
     @rows is the text that `json_rows` returns, and @messages is how many rows it has.
 
-    OPENJSON may read an empty text as a null. If `null_bodies` is False, each null in the column
-    Body was an empty body, and is inserted as one.
+    OPENJSON may read an empty body as a null. If `null_bodies` is False, no row had a null body, so
+    each null that OPENJSON reads is inserted as an empty body.
     """
     known = [
         (place, *LOADED[name])
@@ -213,14 +213,15 @@ def build_insert(names: list[str], shape: dict[str, str], *, null_bodies: bool =
 
 
 # ---------------------------------------------------------------- how far one `receive` goes
-# First the rows of a range are weighed: their sizes are read. Then the range is cut at the size of
-# a step. A row that is committed after the weighing was not weighed, but `receive` may take it. So
-# a step also has a limit for the number of rows, and a limit for the size of each row. Then even
-# rows that were not weighed have at most as many bytes as the product of the two limits. A row that
-# is too large is not received, but `receive` locks it.
+# `receive` cannot limit the bytes that it takes. So the rows of a range are weighed first: their
+# sizes are read, and the range is cut where they have enough bytes for a step. `receive` may also
+# take rows that are committed after the weighing. So it has a limit for the number of rows, and a
+# limit for the size of each row. The product of the two limits bounds the bytes of rows that were
+# not weighed. A row that is too large is not received, but `receive` locks it.
 
-# If a statement has 5,000 locks, SQL Server may lock the whole table. It may count a lock for each
-# page of a large value. A page holds 8,000 bytes, but in sizes a byte of headers counts for two.
+# If a statement has 5,000 locks, SQL Server may lock the whole table. A large value may count as
+# one lock for each of its pages of 8,000 bytes. PAGE is only half of that, because in sizes a byte
+# of headers stands for two stored bytes.
 MOST_LOCKS = 4000
 PAGE = 4000  # bytes
 MOST_MOVED = (MOST_LOCKS - 1000) * PAGE  # bytes that one statement moves, in at most 1,000 messages
@@ -286,8 +287,9 @@ def cut_page(rows: Iterable[Size], *, most: int, largest: int) -> dict[str, int]
     Return the parameters of `browse` that say how far it reads. Empty if no message waits.
 
     The page ends with the message that reaches the limit, and with all other messages of the same
-    seq. A row that is committed after the weighing was not weighed. If such a row is heavier than
-    all weighed rows, `browse` reads only its size, and `is_weighed` finds the row by that size.
+    seq. A row that is committed after the weighing was not weighed. If it has more bytes than any
+    weighed row, `browse` reads only its size. `is_weighed` sees that by the size, and the page is
+    weighed again.
 
     Args:
         rows: the messages, sorted by seq.

@@ -52,11 +52,11 @@ SELECT COUNT(*) AS messages
    AND text NOT LIKE N'%"NServiceBus.ExceptionInfo.ExceptionType":%'
 
 -- name: check_queue
--- Finds what is wrong with a queue's table. It reads only the catalogue, which a login with any right on
--- the table may read. HAS_PERMS_BY_NAME returns null for a name of more than 128 characters. This null
--- counts as a right. @last is the highest RowVersion, or null if it is not known. @expiring says whether
--- messages expire. A fix may be a GRANT. The GRANT does not name the user if the login has its access by a
--- group, or if the queue is in another database.
+-- Finds what is wrong with a queue's table. @last is the highest RowVersion, or null if it is not known.
+-- @expiring says whether messages expire. Only the catalogue is read, which a login with any right on the
+-- table may read. If the table's name has more than 128 characters, HAS_PERMS_BY_NAME returns null, and
+-- the right counts as granted. A fix may be a GRANT. It does not name the user if the login has its
+-- access by a group, or if the queue is in another database.
 -- Returns: name, severity (error, warning, note), found, fix; a row for each finding
 DECLARE @table int = OBJECT_ID({queue_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
 DECLARE @grantee nvarchar(258) = IIF(ISNULL(DATABASE_PRINCIPAL_ID(), 0) = 0
@@ -191,10 +191,10 @@ SELECT N'trigger',
                 WHERE e.object_id = g.object_id AND e.type_desc = N'DELETE')
 
 -- name: check_delayed
--- Finds what is wrong with a table of delayed messages. If the table is absent, it finds nothing. It reads
--- only the catalogue. If the login has no right on the table, it may not need the table. Then rights that
--- it lacks are no findings. Due messages are moved by OUTPUT INTO the queue. The server refuses that if
--- the queue has a trigger, a CHECK, or a foreign key on either side (errors 331 to 333).
+-- Finds what is wrong with a table of delayed messages. If the table is absent, it finds nothing. It
+-- reads only the catalogue. If the login has no right on the table, it probably does not use the table,
+-- and missing rights are no findings. Due messages are moved by OUTPUT INTO the queue, which the server
+-- refuses if the queue has a trigger, a CHECK, or a foreign key on either side (errors 331 to 333).
 -- Returns: the columns of check_queue
 DECLARE @table int = OBJECT_ID({delayed_text}, N'U'), @login nvarchar(258) = QUOTENAME(USER_NAME());
 DECLARE @grantee nvarchar(258) = IIF(ISNULL(DATABASE_PRINCIPAL_ID(), 0) = 0
@@ -287,10 +287,10 @@ SELECT law.name COLLATE DATABASE_DEFAULT,
  WHERE @table IS NOT NULL
 
 -- part: sees_sessions
--- Whether this login sees the sessions of others. Other statements contain this part. The login needs a
--- right on the server. On Azure SQL Database (EngineEdition 5) and Fabric (12) a right on the database is
--- enough. SQL Server 2022 and Azure also have the right PERFORMANCE STATE, which allows less and is
--- enough. A server that does not know this right returns null for it.
+-- Whether this login sees the sessions of others. Other statements contain this part. For that it needs a
+-- right on the server, or on Azure SQL Database (EngineEdition 5) and Fabric (12) a right on the
+-- database. On SQL Server 2022 and Azure the narrower right VIEW … PERFORMANCE STATE is enough too. A
+-- server that does not know this right returns null for it.
 (1 IN (HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER STATE'),
        HAS_PERMS_BY_NAME(NULL, NULL, N'VIEW SERVER PERFORMANCE STATE'))
  OR SERVERPROPERTY(N'EngineEdition') IN (5, 12)
@@ -356,11 +356,11 @@ SELECT N'state_unlogged' AS name, N'error' AS severity,
    AND t.durability_desc = N'SCHEMA_ONLY'
 
 -- name: state_schemas
--- Lists all schemas that have tables with the names of state tables. If @schema_name is not null, it looks
--- only at that schema. It looks for three names. A schema with two of them is listed too, because a table
--- may be missing. The server shows all schemas to a login, but only the tables on which the login has a
--- right. So a schema is also listed if it has a name that `script --domain` makes. The server does not
--- show roles of which this login is no member.
+-- Lists the schemas that seem to have state tables: those with at least two tables of three well-known
+-- names, because one table may be missing. If @schema_name is not null, only that schema is looked at.
+-- The server shows a login only the tables on which it has a right. So a schema is also listed if it has
+-- a name that `script --domain` makes. Roles are not listed, because the server shows a login only its
+-- own.
 -- Returns: schema, may_enter bit (whether this login may read the version), roles (always empty)
 SELECT s.name AS [schema],
        CAST(COALESCE(HAS_PERMS_BY_NAME(QUOTENAME(s.name) + N'.version', N'OBJECT', N'SELECT'), 0)
@@ -383,12 +383,11 @@ SELECT s.name AS [schema],
 --   table lock as several locks, one for each processor.
 -- - A lock of any mode but IS, IX, IU and Sch-S keeps receivers and senders out.
 -- - The list of locks is long, so it is read only if some transaction is older than 10 s. The search for
---   such a transaction leaves out two names, because they are the server's own transactions and may stay
---   open forever.
+--   such a transaction leaves out two transactions of the server itself, which may stay open for ever.
 -- - Session -2 stands for distributed transactions whose sessions are gone.
--- - OBJECT_NAME would wait for a Sch-M lock, which this statement must report. So the table's name is read
---   from the catalogue with NOLOCK. That also works while another session changes the table, but the
---   server does not promise it.
+-- - The table's name is read from the catalogue with NOLOCK. OBJECT_NAME would wait for a Sch-M lock,
+--   which this statement must report. With NOLOCK the name can be read while another session changes the
+--   table, although the server does not promise that.
 -- Locks:   keeps none, waits for no row.
 -- Returns: schema_name, table_name, name, severity, found, fix
 IF {sees_sessions}

@@ -1,9 +1,9 @@
 """
 A session with SQL Server, through mssql-python or pyodbc.
 
-A statement and its values are sent as parameters of `sp_executesql`. So ODBC never takes a part of
-a queue's name for a placeholder or an escape, and every value has a type. A null is never bound,
-because the driver would have to ask the server for its type.
+A statement and its values are sent as parameters of `sp_executesql`. Otherwise ODBC could take a
+part of a queue's name for a placeholder or an escape. Every value has a type. A null is never
+bound, because the driver would have to ask the server for its type.
 
 The package begins transactions by statements, so the driver always stays in its autocommit mode.
 Inside a transaction each statement first checks that the transaction is still open.
@@ -66,13 +66,13 @@ if TYPE_CHECKING:
     from sqlq_spark.database.statements import StatementName
     from sqlq_spark.wire.address import QueueAddress
 
-# Settings of each session. The language is English, because one driver reports an error only by its
-# sentence. In a deadlock the server ends the session with the lower priority. Ours has LOW, because
-# it tries again.
+# Settings of each session. The language is English, because mssql-python reports an error only by
+# the server's sentence. In a deadlock the server ends the transaction with the lower priority. Ours
+# has LOW, because it tries again.
 SETTINGS = "SET NOCOUNT ON; SET XACT_ABORT ON; SET LANGUAGE us_english; SET DEADLOCK_PRIORITY LOW"
 CATALOG = "SELECT DB_NAME() AS catalog"
-# These statements are sent without sp_executesql, because a setting or a transaction would end with
-# the call of sp_executesql.
+# These statements are sent without sp_executesql, because at its end sp_executesql would undo the
+# settings and end the transaction.
 ENDS = {"commit", "rollback"}
 DIRECT = {"begin", "set_lock_timeout", "savepoint", "release", *ENDS}
 LEVEL = """/* sqlqueue:level */
@@ -385,8 +385,8 @@ class Connection(database.Connection):
         Execute a text. The `with` block reads the rows from the cursor.
 
         With `values` the text is sent by sp_executesql, and both drivers prepare it. All statements
-        use the same cursor, because it releases the last prepared text in the request of the next
-        statement. With a new cursor for each statement, the release would need another request.
+        use the same cursor, because it releases the last prepared text together with the next
+        request. A new cursor for each statement would need a request more.
         """
         sql = f"/* sqlqueue:{statement} */ {text}"
         bound: tuple[Value, ...] = ()

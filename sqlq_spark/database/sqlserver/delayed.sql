@@ -17,8 +17,8 @@ SELECT STUFF((SELECT N',' + CONVERT(nvarchar(30), DATEADD(
                  FOR XML PATH('')), 1, 1, N'') AS moments
 
 -- name: due_index
--- Finds the indexes by which `move_due` can seek. An old table may have no such index. Then `move_due`
--- must not use FORCESEEK, because it would fail with error 8622. `check_delayed` contains this statement.
+-- Finds the indexes on the due time, so that `move_due` may use FORCESEEK. A table of an old release may
+-- have no such index. Then FORCESEEK would fail with error 8622. `check_delayed` contains this statement.
 -- Returns: found int, a row for each index
 SELECT 1 AS found
   FROM {delayed_catalog}sys.indexes AS i
@@ -27,10 +27,10 @@ SELECT 1 AS found
    AND INDEX_COL({delayed_text}, i.index_id, 1) = N'Due'
 
 -- name: move_due
--- Moves the messages that have been due longest into the queue, with new ids, as the transport does.
--- A message is in exactly one of the tables at any time.
--- {seek}: FORCESEEK, if there is an index on Due. Without it, because of stale statistics, the server
--- could choose a scan and a sort, which lock every message that is due.
+-- Moves due messages into the queue, with new ids, as the transport does. Those that have been due
+-- longest come first. At any time a message is in exactly one of the two tables.
+-- {seek}: FORCESEEK, if there is an index on Due. It is needed because with stale statistics the server
+-- may choose a scan and a sort, which lock every message that is due.
 -- {headers_fit}: a condition that is false for headers that the queue's varchar would store with question
 -- marks. Such messages stay.
 -- Locks:   the delayed rows, until commit; skips rows that others hold. Never waits for a row.
@@ -54,9 +54,10 @@ SELECT @moved AS moved, CAST(0 AS bigint) AS renamed,
          WHERE Due <= @now AND NOT ({headers_fit})) AS unfit
 
 -- name: next_due
+-- Reads when the next delayed message is due.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_Due.
--- Returns: seconds float until the next message is due; null if none waits; below 0 if a message is due,
---          but a full batch left it
+-- Returns: seconds float until the next message is due, null if none waits. It is below 0 if a message is
+--          due already, because a full batch has left it
 SELECT CAST(DATEDIFF_BIG(millisecond, GETUTCDATE(), MIN(Due)) AS float) / 1000 AS seconds
   FROM {delayed} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)

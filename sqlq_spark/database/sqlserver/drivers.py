@@ -1,9 +1,9 @@
 """
-The two Python drivers for SQL Server, with one interface. The first connect imports the driver.
+The two Python drivers for SQL Server, behind one interface: mssql-python and pyodbc.
 
-mssql-python contains Microsoft's ODBC driver and can return Arrow.
-pyodbc needs unixODBC and "ODBC Driver 18 for SQL Server" (or 17) on the machine.
-No other module distinguishes the two drivers. Other modules ask the cursor what it can do.
+mssql-python contains Microsoft's ODBC driver and can return Arrow. pyodbc needs unixODBC and "ODBC
+Driver 18 for SQL Server" (or 17) on the machine. The first connect imports the driver. Other
+modules do not ask which driver is used, but what its cursor can do.
 
 PostgreSQL has a limit for idle transactions, idle_in_transaction_session_timeout. SQL Server has no
 such limit. So a timer of this process, the watchdog, runs beside each transaction. If no statement
@@ -58,8 +58,10 @@ FAULT = re.compile(r"\[(?!0[01])(\w{5})\]")
 
 
 INSTALL = (
-    "Run: pip install 'sqlq-spark[sqlserver]' for mssql-python, which needs the system's libltdl "
-    "and libgssapi-krb5. Or use pyodbc, with unixODBC and Microsoft's ODBC Driver 18 for SQL Server"
+    "Run in the folder of the clone: pip install '.[sqlserver]' (from a wheel: "
+    "pip install '<file of the wheel>[sqlserver]') for mssql-python, which needs the system's "
+    "libltdl and libgssapi-krb5. Or use pyodbc, with unixODBC and Microsoft's ODBC Driver 18 for "
+    "SQL Server"
 )
 
 
@@ -110,8 +112,8 @@ def candidates(target: Target) -> Iterator[tuple[str, Callable[[], Driver]]]:
     """
     Yield the drivers to try: name → function that loads it.
 
-    pyodbc comes first. If the login's language is not English, only pyodbc reports an error's
-    number.
+    pyodbc comes first, because it also reports an error's number if the login's language is not
+    English.
     """
     asked = target.driver
     if not asked and target.authentication == "ActiveDirectoryDefault":
@@ -135,10 +137,10 @@ def mssql_python() -> Driver:
     """
     Load mssql-python without its pool, which would keep transactions open.
 
-    mssql-python has two native drivers: Microsoft's ODBC driver, and a new one that was not tested
-    with this package. The new one will become the default, so the ODBC driver is chosen here. The
-    variable MSSQL_PYTHON_NATIVE_PROVIDER lets a user choose the other one. The choice cannot change
-    after the first connection of the process. Older versions have only the ODBC driver.
+    mssql-python has two native drivers: Microsoft's ODBC driver, and a new one that will become the
+    default. The new one was not tested with this package, so the ODBC driver is chosen here, unless
+    the variable MSSQL_PYTHON_NATIVE_PROVIDER is set. The choice cannot change after the first
+    connection of the process. Older versions have only the ODBC driver.
     """
     module = import_driver("mssql_python")
     raised = import_driver("mssql_python.exceptions")
@@ -169,8 +171,9 @@ def pyodbc(names: tuple[str, ...]) -> Driver:
         text = target.connection_string(Driver=name, APP=application[:128])
         return module.connect(text, autocommit=True, timeout=seconds, attrs_before=attributes)
 
-    # Without sizes a text of more than 2,000 characters is sent as ntext. A database refuses ntext
-    # if its collation has supplementary characters or UTF-8. A size of 0 means (max).
+    # The types with their sizes; 0 means (max). Without a size, a text of more than 2,000
+    # characters is sent as ntext, which a database refuses if its collation has supplementary
+    # characters or UTF-8.
     sizes: dict[type, Any] = {
         str: (module.SQL_WVARCHAR, 0, 0),
         bytes: (module.SQL_VARBINARY, 0, 0),
@@ -186,7 +189,7 @@ def attributes_before(target: Target) -> dict[int, bytes]:
     """
     Return the attributes that both drivers set before they log in: the token, for the ODBC driver.
 
-    mssql-python also has `token_provider`, which is not used. It logs the text of a provider's
+    The parameter `token_provider` of mssql-python is not used: it logs the text of a provider's
     error, which may hold a secret, and it asks for tokens of one cloud only.
     """
     if not target.token:

@@ -1,9 +1,9 @@
 """
 Turn a driver's error into the package's error, with the SQL that fixes the problem.
 
-pyodbc reports the SQLSTATE and the server's error number. mssql-python reports neither: it reports
-its own phrase for the SQLSTATE, and the server's sentence. The module `numbers` finds the number of
-such a sentence. `numbers` also says what each number means.
+What an error means is decided by the SQLSTATE and the server's error number: see numbers.py. pyodbc
+reports both. mssql-python reports neither of them, but its own phrase for the SQLSTATE, and the
+server's sentence. For these, PHRASES has the SQLSTATE, and numbers.py finds the number.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ STATES: dict[str, type[errors.DatabaseFailure]] = {
     "40001": errors.Deadlock,
     "42S02": errors.QueueNotFound,
 }
-# if the number of an error means one of these kinds, the SQLSTATE does not matter
+# kinds of error that the number alone decides, whatever the SQLSTATE is
 PASSING_KINDS = {
     *(errors.ConnectionLost, errors.ReadOnly, errors.Deadlock, errors.TimedOut),
     *(errors.LockTimedOut, errors.ServerShort, errors.LogFull),
@@ -58,7 +58,8 @@ PASSING_KINDS = {
 # its result, the error has such a text.
 NO_REASON = ("The driver did not supply an error!", "Unknown DDBC error")
 # Classes of SQLSTATEs for a wrong message or table: another attempt would fail too. They are used
-# only for unknown numbers, because ODBC reports nearly every number of the server as 42000.
+# only if the error's number is unknown, because ODBC gives the state 42000 to nearly every error of
+# the server.
 LASTING_STATES = ("21", "22", "23", "42", "44")
 
 # Numbers for an unknown syntax, function or table: the compatibility level may be too low.
@@ -125,8 +126,8 @@ DENIED_IN_DATABASE = re.compile(r"([A-Z][A-Z ]+) permission denied in database")
 NO_ACCESS = re.compile(
     r'The server principal "(.*)" is not able to access the database "(.*)" under'
 )
-# Sentences for statements that create, alter or drop. Such statements need more than a right on one
-# table.
+# The server's sentences if a right to create, alter or drop is missing. Such statements need more
+# than a right on one table.
 DENIED_DDL = re.compile(r".*does not exist or you do not have|User does not have permission")
 
 

@@ -1,10 +1,10 @@
 """
-How SQL Server explains a statement: by SHOWPLAN_XML.
+Find wrong plans of statements on SQL Server, by SHOWPLAN_XML.
 
 A plan is wrong if it reads a whole queue, if it sorts or spools bodies, or if it converts
-RowVersion. With a conversion the server cannot use the index. A plan may scan state tables. It may
-scan a queue only if the scan ends soon. That is true of a scan below a TOP that reads in the order
-of its index, and of a scan below a semi join that needs only one row.
+RowVersion. (With a conversion the server cannot use the index.) A scan of a state table is allowed.
+A scan of a queue is allowed only if it ends soon: below a TOP that reads in the order of its index,
+or below a semi join that needs only one row.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ SHAPES = {
 ONLY_PLANS = "SET SHOWPLAN_XML ON"
 EXPLAINED_COLUMNS = ["headers", "body", "expires", "id"]  # columns of a bulk insert
 SORTS = {"load", "divert_large"}  # statements that sort bodies, to keep the order of the rows
-# The statements of the default dialect cast each parameter to a type. The variable gets that type.
+# Each parameter of this dialect has the type to which the other dialect's text casts it. See
+# `declare`.
 CAST = re.compile(r":(\w+)::(\w+)\b(?!\[)")
 TYPES = {"bigint": "bigint", "boolean": "bit", "bytea": "varbinary(8000)", "float8": "float"}
 CONVERTED = re.compile(r"CONVERT_IMPLICIT\(\w+(?:\([^()]*\))?,[^()]*\[RowVersion\]")
@@ -42,9 +43,10 @@ CONVERTED = re.compile(r"CONVERT_IMPLICIT\(\w+(?:\([^()]*\))?,[^()]*\[RowVersion
 
 def declare(text: str) -> str:
     """
-    Declare the parameters of a text as variables.
+    Declare the parameters of a text as variables, so that the server compiles it.
 
-    The server does not compile a text inside sp_executesql, so the text is sent without it.
+    Usually a text is sent inside sp_executesql, but then the server does not compile it for
+    SHOWPLAN.
     """
     casts = dict(CAST.findall(" ".join(Statements.read(DEFAULT_DIALECT).values())))
     declared = ", ".join(

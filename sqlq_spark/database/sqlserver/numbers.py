@@ -1,8 +1,9 @@
 """
 The server's error numbers that this package knows, and what each one means for a session.
 
-A driver may leave the number out. So each number also has the beginning of the server's sentence,
-which is English in our sessions. Statements of this package throw the numbers from 51000 on.
+A driver may leave the number out. So each number here also has the beginning of the server's
+sentence, which is English in our sessions. The numbers from 51000 on are thrown by statements of
+this package.
 
 The numbers were compared with the transient errors of Entity Framework Core. Some numbers of that
 framework are left out, because they belong to features that a table queue does not use: snapshots,
@@ -16,8 +17,8 @@ import re
 
 from sqlq_spark import errors
 
-# This pattern matches nothing. Errors of the network have it, because each driver reports them in
-# its own words.
+# A pattern that matches nothing. Errors of the network have it, because each driver reports them in
+# its own words and not in those of the server.
 NO_MESSAGE = r"(?!)"
 
 # Class of the error → number → beginning of the sentence. The first match counts, so 18401 stands

@@ -1,19 +1,20 @@
 -- name: waiting
--- Finds out which queues have a message that is not locked. This text is repeated for each queue.
+-- Finds the queues in which a message waits that no other session has locked. The text is repeated for
+-- each queue of a list; {at} is the queue's index in that list.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
--- Returns: at bigint: the index in the list of queues, for each queue in which messages wait
+-- Returns: at bigint: the index of a queue in which messages wait; one row for each such queue
 SELECT CAST({at} AS bigint) AS at
  WHERE EXISTS (SELECT 1 FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK))
 
 -- name: peek
--- Counts the messages that wait, up to a limit, and finds where to cut them into ranges. Locked rows
--- are not counted.
+-- Counts the messages that wait in a range, up to a limit, and finds where they can be cut into smaller
+-- ranges. Locked rows are not counted.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
 -- Returns: messages bigint: how many; last bigint: the RowVersion of the last one; cuts: the RowVersions
---          of the first message and of every @grain-th message after it, separated by commas; null if
---          none waits
+--          of the first message and of every @grain-th message after it, separated by commas. All are
+--          null if no message waits
 DECLARE @kept TABLE (place bigint NOT NULL PRIMARY KEY, seq bigint NOT NULL);
 INSERT INTO @kept (place, seq)
 SELECT place, seq
@@ -33,11 +34,13 @@ SELECT MAX(place) AS messages, MAX(seq) AS last,
   FROM @kept
 
 -- name: sample
--- Reads the size of the messages with the lowest RowVersions, when the first of them was sent, and how
--- far apart the lowest and the highest RowVersion are. It reads only the beginning of headers.
+-- Reads facts about the messages with the lowest RowVersions, without locked rows. Of the headers of the
+-- first message only the beginning is read.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
--- Returns: bytes float: the average size; sent: the header TimeSent of the first message; span bigint
+-- Returns: bytes float: the average size of the lowest 50 messages; sent: the header TimeSent of the
+--          first message; span bigint: how many RowVersions there are from the first message to the last
+--          one of the queue
 SELECT (SELECT AVG(CAST(bytes AS float))
           FROM (SELECT TOP (50)
                        {message_bytes} AS bytes
@@ -64,13 +67,14 @@ SELECT (SELECT MIN(RowVersion)
           FROM {queue} WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)) AS last
 
 -- name: above_sequence
--- Reads the highest RowVersion that the identity has ever given. Also looks for messages whose RowVersion
--- is higher than that, and not higher than @last. There are some if the identity was set back.
+-- Looks for messages that have a higher RowVersion than the identity has given, up to @last. There are
+-- some if the identity was set back.
 -- Locks:   keeps none, waits for no row.
 -- Index:   Index_RowVersion.
--- Returns: given bigint: the highest given RowVersion, 0 if none was given, null if there is no identity
---          that rises; first bigint: the lowest RowVersion of such a message, null if there is none;
---          messages bigint: how many such messages there are, up to a limit
+-- Returns: given bigint: the highest RowVersion that the identity has ever given. It is 0 if none was
+--          given, and null if there is no identity that rises. first bigint: the lowest RowVersion of
+--          such a message, null if there is none; messages bigint: how many such messages there are, up
+--          to a limit
 DECLARE @given bigint = (
     SELECT CASE WHEN CAST(c.increment_value AS bigint) > 0 THEN ISNULL(CAST(c.last_value AS bigint), 0) END
       FROM {queue_catalog}sys.identity_columns AS c

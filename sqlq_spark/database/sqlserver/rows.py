@@ -90,7 +90,7 @@ def no_rows() -> pa.Table:
 
 
 def is_weighed(page: pa.Table, largest: int) -> bool:
-    """Whether the browse has left out only bodies of messages with more than `largest` bytes."""
+    """Whether the page is complete: only messages larger than `largest` have no body."""
     return not pc.any(pc.less_equal(page["large"], largest)).as_py()
 
 

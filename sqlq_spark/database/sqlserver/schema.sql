@@ -27,7 +27,8 @@ IF SCHEMA_ID({state_name}) IS NULL
 -- - Names are compared byte by byte, as in Python.
 -- - Only the first acknowledgement changes the key of an index of `stream`. `query_id` and `spark_batch`
 --   are Spark's names for the last acknowledged batch. The plan may only be used for batches above those
---   in `plan_high_water`.
+--   in `plan_high_water`. `removed` is set while the stream is in no list.
+-- - `driver` of `heartbeat` is `driver` of `stream`, when that process has taken a stream over.
 -- - A row of `receipt` is inserted in the transaction that deletes its messages from the queue. Only a
 --   replay reads it. It is deleted when its batch is acknowledged. Its payload is never in the page of
 --   its row, so that receipts can be listed without reading payloads. A large payload is one row, because
@@ -52,13 +53,15 @@ BEGIN
         plan_high_water nvarchar(max) NULL,
         query_id    nvarchar(36)  COLLATE Latin1_General_100_BIN2 NULL,
         spark_batch bigint        NULL,
+        query_name  nvarchar(200) COLLATE Latin1_General_100_BIN2 NULL,
+        removed     datetime2(3)  NULL,
         messages    bigint        NOT NULL DEFAULT 0,
         expired     bigint        NOT NULL DEFAULT 0,
         diverted    bigint        NOT NULL DEFAULT 0,
         forwarded   bigint        NOT NULL DEFAULT 0,
         created     datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
         seen        datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
-        version_4   bit           NULL,
+        version_5   bit           NULL,
         CHECK (plan_batch > acked_batch),
         CHECK ((stored_plan IS NULL AND plan_batch IS NULL)
                OR (stored_plan IS NOT NULL AND plan_batch IS NOT NULL)),
@@ -79,6 +82,20 @@ BEGIN
     );
     ALTER TABLE {state}.query_reader SET (LOCK_ESCALATION = DISABLE);
 
+    -- the process that runs a stream, and when it last wrote that it does
+    CREATE TABLE {state}.heartbeat (
+        driver  nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
+        login   nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
+        name    nvarchar(200) COLLATE Latin1_General_100_BIN2 NULL,
+        queue   nvarchar(max) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        host    nvarchar(255) COLLATE Latin1_General_100_BIN2 NOT NULL,
+        process bigint        NOT NULL,
+        shared  bit           NOT NULL,
+        started datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
+        beat    datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME()
+    );
+    ALTER TABLE {state}.heartbeat SET (LOCK_ESCALATION = DISABLE);
+
     -- what one task received, until its batch is acknowledged
     CREATE TABLE {state}.receipt (
         stream      nvarchar(36)   COLLATE Latin1_General_100_BIN2 NOT NULL,
@@ -93,6 +110,7 @@ BEGIN
         bytes       bigint         NOT NULL CHECK (bytes >= 0),
         query_id    nvarchar(36)   COLLATE Latin1_General_100_BIN2 NULL,
         spark_batch bigint         NULL,
+        query_name  nvarchar(200)  COLLATE Latin1_General_100_BIN2 NULL,
         settled     bit            NOT NULL DEFAULT 0,
         unpacked    bigint         NOT NULL CHECK (unpacked >= 0),
         payload     varbinary(max) NOT NULL,
@@ -150,7 +168,7 @@ BEGIN
         messages    bigint        NOT NULL DEFAULT 0,
         dispatched  datetime2(3)  NOT NULL DEFAULT SYSUTCDATETIME(),
         destination nvarchar(max) NULL,
-        version_4   bit           NULL
+        version_5   bit           NULL
     );
     ALTER TABLE {state}.dispatch_log SET (LOCK_ESCALATION = DISABLE);
 
@@ -172,7 +190,7 @@ BEGIN
     ALTER TABLE {state}.trail SET (LOCK_ESCALATION = DISABLE);
 
     CREATE TABLE {state}.version (version int NOT NULL PRIMARY KEY);
-    INSERT INTO {state}.version (version) VALUES (4);
+    INSERT INTO {state}.version (version) VALUES (5);
 END
 
 -- name: state_parts
@@ -310,8 +328,8 @@ SELECT types.name, types.kind, types.wanted
 
 -- part: wrong_column
 -- What is wrong with the first wrong column among t.columns, or null if all are right; other statements
--- contain this part. t is a row of table_owners. If the table is in another database, the types of its
--- columns are not looked up.
+-- contain this part. The caller defines t, a table as table_owners has it. If the table is in another
+-- database, the types of its columns are not looked up.
 SELECT MIN(w.fault)
   FROM (SELECT CASE WHEN COL_LENGTH(t.name, j.name) IS NULL
                     THEN CONCAT(N'it has no column ', j.name)
@@ -344,14 +362,14 @@ HAVING MAX(CASE WHEN k.kind = a.type THEN 1 ELSE 0 END) = 0
  ORDER BY a.column_id
 
 -- name: lock_queue
--- Locks a queue, or a table of delayed messages, before it is dropped. After this its messages are
--- counted, and nobody can send more.
+-- Locks a queue, or a table of delayed messages, before it is dropped. So nobody can send to it after the
+-- caller has counted its messages.
 -- Locks:   the whole table, until commit; waits for all transactions that use it.
 -- Returns: one row if the table has rows, else none
 SELECT TOP (1) 1 AS locked
   FROM {queue} WITH (TABLOCKX, HOLDLOCK)
 
 -- name: drop_queue
--- Drops a table after lock_queue. A session that waits for the table then fails, because it is gone.
+-- Drops a table after lock_queue. Sessions that wait for the table fail then, because the table is gone.
 -- Locks:   the whole table, until commit.
 DROP TABLE {queue}

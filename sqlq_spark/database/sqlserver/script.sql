@@ -57,9 +57,9 @@ SELECT TOP (1) @fault = CONCAT(N'nothing is installed in schema {state_escaped}:
 IF @fault IS NULL AND OBJECT_ID(N'{state_escaped}.version', N'U') IS NOT NULL
 BEGIN
     SELECT @known = MAX(version) FROM {state}.version;
-    IF ISNULL(@known, 0) NOT BETWEEN 3 AND 4
+    IF ISNULL(@known, 0) NOT BETWEEN 3 AND 5
         SET @fault = CONCAT(
-            N'schema {state_escaped} has state tables of version ', @known, N', expected 3 to 4. Newer tables need ',
+            N'schema {state_escaped} has state tables of version ', @known, N', expected 3 to 5. Newer tables need ',
             N'the script of their release. Of older ones, stop the queries, see that receipt and staging ',
             N'are empty, or their messages would be lost, then drop the schema and run this again.');
 END;
@@ -84,6 +84,7 @@ IF DATABASE_PRINCIPAL_ID(N'{role_name}') IS NULL
 GRANT SELECT ON {state}.version TO {role};
 GRANT SELECT, INSERT, UPDATE ON {state}.stream TO {role};
 GRANT SELECT, INSERT, UPDATE ON {state}.query_reader TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.heartbeat TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON {state}.receipt TO {role};
 GRANT SELECT, INSERT, DELETE ON {state}.receipt_page TO {role};
 GRANT INSERT ON {state}.trail TO {role}
@@ -104,7 +105,7 @@ GRANT SELECT ON {state}.trail TO {role}
 GRANT SELECT, DELETE ON {queue} TO {role}
 
 -- name: script_send
--- The option `pauseAboveBacklog` reads only the column RowVersion.
+-- Lets a sink send. It reads only RowVersion, to count the backlog for the option `pauseAboveBacklog`.
 GRANT INSERT, SELECT (RowVersion) ON {queue} TO {role}
 
 -- name: script_divert
@@ -112,8 +113,8 @@ GRANT INSERT, SELECT (RowVersion) ON {queue} TO {role}
 GRANT INSERT ON {queue} TO {role}
 
 -- name: script_produce
--- Rights of a producer, an endpoint or ServiceControl, which is in no team. To give them to its
--- login: ALTER ROLE {role} ADD MEMBER [login].
+-- Rights of a producer: an endpoint or ServiceControl, which only sends and is in no team. To give them
+-- to its login: ALTER ROLE {role} ADD MEMBER [login].
 GRANT INSERT ON {queue} TO {role}
 
 -- name: script_move

@@ -1,8 +1,9 @@
 -- name: selftest_facts
--- Reads the facts about a server that a reader of a report of `sqlqueue selftest` needs. A name that
--- begins with `may` is a right on the database or, if databases have no such right, on the server. An
--- older server does not know the rights of later releases.
--- Returns: name, value; the value is null if the server does not report it
+-- Reads facts about the server for the report of `sqlqueue selftest`. The names that begin with `may` are
+-- rights of this login. Each right is asked of the database. If a database cannot have such a right, it
+-- is asked of the server.
+-- Returns: name, value. The value is null if the server does not know the fact or the right, for example
+--          because the server is older
 SELECT f.name COLLATE DATABASE_DEFAULT AS name,
        CAST(f.value AS nvarchar(1000)) COLLATE DATABASE_DEFAULT AS value
   FROM sys.databases AS d

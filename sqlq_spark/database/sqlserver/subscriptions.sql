@@ -1,6 +1,6 @@
 -- name: subscribers
--- Reads the subscriptions to some topics, or to all topics, at most @most rows. The key begins with the
--- endpoint, so the server reads the whole table.
+-- Reads the subscriptions to some topics, or to all topics, at most @most rows. The server reads the
+-- whole table, because its key begins with the endpoint and not with the topic.
 -- Returns: topic, endpoint, address
 SELECT TOP (@most) Topic AS topic, Endpoint AS endpoint, QueueAddress AS address
   FROM {subscriptions}
@@ -19,8 +19,8 @@ SELECT QueueAddress AS address
  WHERE Endpoint = @endpoint AND Topic = @topic
 
 -- name: subscribe
--- Sets the address of an endpoint for a topic. There is only one such address. If it is the same already,
--- nothing is written.
+-- Sets the address of an endpoint for a topic. An endpoint has only one address for a topic. If this
+-- address is in the table already, nothing is written.
 -- Locks:   the endpoint's row for the topic, or the gap where it will be, until commit.
 INSERT INTO {subscriptions} (QueueAddress, Endpoint, Topic)
 SELECT @queue_address, @endpoint, @topic
@@ -35,6 +35,7 @@ IF ROWCOUNT_BIG() = 0
        AND QueueAddress <> @queue_address COLLATE Latin1_General_100_BIN2
 
 -- name: unsubscribe
+-- Deletes the subscription of an endpoint to a topic.
 -- Index:   the primary key.
 -- Returns: ended, 1, if the endpoint was subscribed, else no row
 DELETE FROM {subscriptions}

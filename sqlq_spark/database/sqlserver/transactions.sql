@@ -12,11 +12,13 @@
 -- table, and READPAST does not skip that lock.
 
 -- name: begin
--- Begins a transaction. With XACT_ABORT any error undoes the whole transaction. With NOCOUNT the server
--- sends no row counts between results. The lock timeout is the connection's. The DBA sees {application} in
--- sys.dm_exec_sessions.context_info. Values are written into the text, because settings of a batch with
--- parameters end with that batch. The database driver limits the time of a statement. The server has no
--- limit for a transaction that does nothing, so the watchdog in drivers.py ends such a transaction.
+-- Begins a transaction of one or several statements. Its values are written into the text, because the
+-- settings of a batch with parameters would end with that batch.
+-- - With NOCOUNT the server sends no row counts between results.
+-- - With XACT_ABORT any error undoes the whole transaction.
+-- - The lock timeout is the connection's. The driver limits the time of a statement. For a transaction in
+--   which no statement runs the server has no limit, so the watchdog in drivers.py ends it.
+-- - CONTEXT_INFO is the name that a DBA sees in sys.dm_exec_sessions.
 SET NOCOUNT ON;
 SET XACT_ABORT ON;
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED;
@@ -25,8 +27,8 @@ SET CONTEXT_INFO {application};
 BEGIN TRANSACTION
 
 -- name: set_lock_timeout
--- Sets how long the transaction waits for a lock, from here to its end. The value is written into the
--- text, as in begin.
+-- Sets how long the open transaction waits for a lock, from now until it ends. The value is written into
+-- the text, as in `begin`.
 SET LOCK_TIMEOUT {milliseconds}
 
 -- name: commit
@@ -37,15 +39,16 @@ COMMIT TRANSACTION
 IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION
 
 -- name: savepoint
--- Sets a savepoint. After that, a failure can be undone back to the savepoint, and the transaction goes
--- on. XACT_ABORT is off, because with it any error would end the transaction. Some errors end it anyway,
--- see undo.
+-- Sets a savepoint, so that a later failure can be undone up to this point while the transaction goes on.
+-- XACT_ABORT is off until then, because with it any error would undo the whole transaction. Some errors
+-- do so anyway: see `undo`.
 SET XACT_ABORT OFF;
 SAVE TRANSACTION attempt
 
 -- name: undo
--- Undoes the work since the savepoint. A deadlock, an error of a conversion and any error in a trigger
--- end the whole transaction, or leave one that can only be undone. Then XACT_STATE() is 0 or -1.
+-- Undoes the work since the savepoint, or the whole transaction if the server leaves no choice. After a
+-- deadlock, an error of a conversion or an error in a trigger, XACT_STATE() is 0 or -1: the transaction
+-- has ended, or it can only be undone.
 -- Returns: is_open: 1 if the transaction goes on, 0 if all of it is undone
 IF XACT_STATE() = 1
 BEGIN
@@ -56,6 +59,7 @@ ELSE IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION;
 SELECT @@TRANCOUNT AS is_open
 
 -- name: release
+-- Ends the part of the transaction that a savepoint protects: from now on any error undoes all of it.
 SET XACT_ABORT ON
 
 -- name: clock

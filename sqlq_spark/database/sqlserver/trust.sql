@@ -1,9 +1,9 @@
 -- part: trusted
 -- The ids of the principals that this session trusts: it may use their tables. Other statements contain
 -- this part. @owners has the names of trusted principals. @named has the tables and schemas that the user
--- named. The owners of these tables and schemas are trusted too, because the user decided to use them. A
--- sysadmin trusts only dbo and @owners. For a name that is no principal the server returns null. For a
--- login that has its access by a group it returns 0. Nulls and 0 are left out.
+-- has named in the options. The owners of these tables and schemas are trusted too. A sysadmin trusts
+-- only dbo and @owners. The ids come from functions of the server, which return null for a name that is
+-- no principal, and 0 for a login that has its access by a group. Nulls and 0 are left out.
 SELECT t.id
   FROM (SELECT ISNULL(DATABASE_PRINCIPAL_ID(N'dbo'), 1) AS id
         UNION ALL
@@ -24,12 +24,13 @@ SELECT t.id
  WHERE ISNULL(t.id, 0) > 0
 
 -- name: table_owners
--- For each of some tables, reads who owns it, why it must not be used, and whether it is a queue. The
--- statement runs before a table is used and again before the commit, because a sender has no right by
--- which it could lock a table against changes. This session cannot see who else may alter a table. The
--- table's owner decides who may. HAS_PERMS_BY_NAME cannot look up a right on a table whose name has more
--- than 128 characters. Such a right counts as granted. If the login does not have it, the INSERT fails
--- later.
+-- Reads, for each of some tables, who owns it, why it must not be used, and whether it is a queue. It
+-- runs before a table is used and again before the commit, because a sender has no right by which it
+-- could lock a table against changes.
+-- - Who else may alter a table is not checked. This session cannot see it, and the table's owner decides
+--   it.
+-- - HAS_PERMS_BY_NAME cannot look up a right on a table whose name has more than 128 characters. Such a
+--   right counts as granted. If the login lacks it, the INSERT fails later.
 -- Returns: for each table that is there, the fields of `TableFacts` in trust.py
 SELECT t.place, CAST(t.id AS bigint) AS [identity], t.catalog, CAST(t.here AS bit) AS here,
        ISNULL(CASE WHEN t.here = 1 THEN OBJECT_SCHEMA_NAME(t.id) END, PARSENAME(t.name, 2)) AS [schema],

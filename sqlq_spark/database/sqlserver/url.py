@@ -45,8 +45,8 @@ PARAMETERS: dict[str, dict[str, str] | None] = {
     "user": None,
     "password": None,
 }
-# These parameters may come twice, because options of the same names are added to the url. The last
-# value counts.
+# These parameters may come twice in a url, because this package adds the options of the same names
+# to the end of it. The last value counts.
 LAST_WINS = {"user", "password"}
 MIXED = re.compile("[;&=]")  # separators of parameters in connection strings
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")

@@ -1,0 +1,288 @@
+"""Heartbeats: which process runs a stream, two streams on one queue, and removed streams."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+from waiting import until
+
+from sqlq_spark import errors
+from sqlq_spark.admin import doctor, state_tables
+from sqlq_spark.admin.streams import find_stream, remove_stream
+from sqlq_spark.database import state_rows, transaction
+from sqlq_spark.receive import heartbeat
+from sqlq_spark.receive.batch import INITIAL
+from sqlq_spark.receive.heartbeat import HeartbeatThread
+from sqlq_spark.wire.rows import SparkBatch
+
+from .conftest import Clock, bodies
+
+if TYPE_CHECKING:
+    from sqlq_spark.admin.state_tables import Stream
+    from sqlq_spark.receive.batch import Offset
+    from sqlq_spark.receive.driver import StreamDriver
+
+    from .conftest import Bench
+
+NAMED = SparkBatch(query_id="query", run_id="run", number=0, query_name="nightly orders")
+HOST = socket.gethostname()
+
+
+def streams(bench: Bench) -> list[Stream]:
+    with bench.transaction():
+        return state_tables.list_streams(bench.connection)
+
+
+def run_batch(
+    bench: Bench, driver: StreamDriver, start: Offset = INITIAL, spark_batch: SparkBatch = NAMED
+) -> Offset:
+    """Send a message and receive it. The batch is not acknowledged."""
+    bench.dotnet.send(bench.queue)
+    end = driver.latest(start)
+    for task in driver.tasks(end):
+        bench.receive(task, spark_batch=spark_batch)
+    return end
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    caplog.clear()
+    return found
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each stream counts as gone at once."""
+    for module in (state_rows, state_tables):
+        monkeypatch.setattr(module, "LONGEST_SILENCE", 0.0)
+
+
+def test_a_stream_has_the_name_of_its_query(bench: Bench) -> None:
+    """Before the first batch it has the option's name. Its host and process are there too."""
+    clock = Clock()
+    driver = bench.stream_driver(clock, streamName="from the option")
+    driver.latest(INITIAL)
+    clock.now += 10
+    (waiting,) = streams(bench)
+    end = run_batch(bench, driver)
+    (open_batch,) = streams(bench)
+    driver.acknowledge(end)
+    (idle,) = streams(bench)
+
+    assert (waiting.stream, waiting.name, waiting.state) == ("", "from the option", "idle")
+    assert (open_batch.stream, open_batch.name, open_batch.state) == (
+        end.stream,
+        "from the option",
+        "running",
+    )
+    assert (idle.name, idle.state, idle.batch) == ("nightly orders", "idle", 1)
+    assert {(each.host, each.process) for each in (waiting, open_batch, idle)} == {
+        (HOST, os.getpid())
+    }
+    assert idle.queues == [bench.queue_address]
+
+
+def test_a_stream_without_a_name_has_its_host_and_process(bench: Bench) -> None:
+    """Its query has no name either."""
+    driver = bench.stream_driver()
+    driver.acknowledge(run_batch(bench, driver, spark_batch=SparkBatch()))
+
+    (found,) = streams(bench)
+    assert (found.name, found.title) == (None, f"{HOST}:{os.getpid()}")
+
+
+def test_a_stream_is_gone_after_a_silence(bench: Bench, silent: None) -> None:  # noqa: ARG001
+    """Its open batch does not make it run."""
+    run_batch(bench, bench.stream_driver())
+
+    (found,) = streams(bench)
+    assert found.state.startswith("gone since 0.")
+
+
+def test_heartbeats_go_on_while_a_batch_runs(bench: Bench) -> None:
+    """The task holds the stream's row all the time, and the driver does nothing."""
+    driver = bench.stream_driver()
+    driver.acknowledge(run_batch(bench, driver))
+    thread = HeartbeatThread(driver.memory.claim, 0.05)
+    stream = driver.memory.claim.stream or ""
+    bench.dotnet.send(bench.queue)
+    end = driver.latest(driver.memory.end)
+    (task,) = driver.tasks(end)
+    seen = set()
+
+    with bench.uncommitted_task(task, "long"):
+        thread.start()
+
+        def many() -> bool:
+            with transaction(bench.connection):
+                (beat,) = state_tables.list_heartbeats(bench.connection)
+            seen.add(beat.beat)
+            return len(seen) > 10
+
+        until(many)
+        with bench.transaction():
+            assert find_stream(bench.connection, stream).state == "running"
+    thread.stop()
+    thread.join()
+
+
+def test_a_heartbeat_that_cannot_be_written_is_one_warning(
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another session holds the row. The stream receives, and the thread tries again."""
+    monkeypatch.setattr(heartbeat, "LOCK_PATIENCE", 0.05)
+    clock = Clock()
+    driver = bench.stream_driver(clock)
+    driver.latest(INITIAL)
+    claim = driver.memory.claim
+    clock.now += 10
+    other = bench.open_connection("other")
+    thread = HeartbeatThread(claim, 0.05)
+
+    other.begin()
+    heartbeat.write(other, claim)  # its row stays locked
+    heartbeat.begin(bench.connection, claim, None)
+    assert [each for each in warnings(caplog) if "heartbeat of this stream" in each]
+    thread.start()
+    until(lambda: any("heartbeat of this stream" in each.getMessage() for each in caplog.records))
+    end = run_batch(bench, driver)
+    other.run("rollback")
+    thread.stop()
+    thread.join()
+
+    found = [each for each in warnings(caplog) if "heartbeat of this stream" in each]
+    assert len(found) == 1
+    assert end.stream is not None
+
+
+@pytest.fixture
+def two(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> StreamDriver:
+    """Give the second of two drivers; the first runs on another host."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "first-host")
+    bench.stream_driver(streamName="first").latest(INITIAL)
+    monkeypatch.undo()
+    return bench.stream_driver(streamName="second")
+
+
+def test_the_second_stream_on_a_queue_warns(
+    bench: Bench, two: StreamDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It names the first, and its host. `doctor` names both."""
+    two.latest(INITIAL)
+
+    (warning,) = (each for each in warnings(caplog) if "other streams" in each)
+    assert f"first on first-host (process {os.getpid()})" in warning
+    assert "sharedByStreams=true" in warning
+    with bench.transaction():
+        (finding,) = doctor.of_shared_queues(bench.connection)
+    assert (finding.where, finding.severity) == (bench.queue_address, "warning")
+    assert all(f"{name} on " in finding.found for name in ("first", "second"))
+
+
+def test_streams_that_share_a_queue_on_purpose_do_not_warn(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both have the option. A third without it is named again."""
+    for name in ("first", "second"):
+        bench.stream_driver(streamName=name, sharedByStreams="true").latest(INITIAL)
+    with bench.transaction():
+        assert doctor.of_shared_queues(bench.connection) == []
+    assert not [each for each in warnings(caplog) if "other streams" in each]
+
+    bench.stream_driver(streamName="third").latest(INITIAL)
+    with bench.transaction():
+        assert len(doctor.of_shared_queues(bench.connection)) == 1
+    assert [each for each in warnings(caplog) if "other streams" in each]
+
+
+def test_a_restart_is_no_second_stream(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    """The process that was killed has left its heartbeat, which is young."""
+    driver = bench.stream_driver()
+    end = run_batch(bench, driver)
+    warnings(caplog)
+
+    bench.stream_driver().latest(end)
+
+    assert not [each for each in warnings(caplog) if "other streams" in each]
+    with bench.transaction():
+        assert len(state_tables.list_heartbeats(bench.connection)) == 1
+
+
+def test_a_removed_stream_is_in_no_list_until_it_starts_again(
+    bench: Bench,
+    silent: None,  # noqa: ARG001
+) -> None:
+    """It can be named, if no other stream has that name."""
+    driver = bench.stream_driver()
+    end = run_batch(bench, driver)
+    driver.acknowledge(end)
+    with bench.transaction():
+        found = find_stream(bench.connection, "nightly orders")
+        remove_stream(bench.connection, found.stream)
+    assert streams(bench) == []
+    with bench.transaction(), pytest.raises(errors.StreamKept, match="no stream has this id"):
+        find_stream(bench.connection, str(end.stream))
+
+    bench.stream_driver().acknowledge(end)
+
+    assert [stream.stream for stream in streams(bench)] == [end.stream]
+
+
+def test_a_stream_that_runs_or_holds_receipts_is_not_removed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing changes then."""
+    driver = bench.stream_driver()
+    stream = str(run_batch(bench, driver).stream)
+    with bench.transaction(), pytest.raises(errors.StreamKept, match="it holds 1 receipts"):
+        remove_stream(bench.connection, stream)
+    driver.acknowledge(driver.memory.planned_end or INITIAL)
+    with bench.transaction(), pytest.raises(errors.StreamKept, match=f"it runs on {HOST}"):
+        remove_stream(bench.connection, stream)
+    assert [found.stream for found in streams(bench)] == [stream]
+
+    for module in (state_rows, state_tables):
+        monkeypatch.setattr(module, "LONGEST_SILENCE", 0.0)
+    with bench.transaction():
+        remove_stream(bench.connection, stream)
+    assert streams(bench) == []
+
+
+def test_two_streams_of_one_name_need_an_id(bench: Bench, silent: None) -> None:  # noqa: ARG001
+    """The error has the ids."""
+    ids = []
+    for number in range(2):
+        driver = bench.stream_driver()
+        batch = SparkBatch(query_id=f"query {number}", number=0, query_name="same")
+        end = run_batch(bench, driver, spark_batch=batch)
+        driver.acknowledge(end)
+        ids.append(str(end.stream))
+
+    with bench.transaction(), pytest.raises(errors.StreamKept) as caught:
+        find_stream(bench.connection, "same")
+
+    assert all(each in str(caught.value) for each in ids)
+
+
+def test_a_removed_stream_keeps_the_high_water_mark(bench: Bench, silent: None) -> None:  # noqa: ARG001
+    """The checkpoint loses its entries, but not its query's id: the sink would drop the rows."""
+    driver = bench.stream_driver()
+    end = run_batch(bench, driver)
+    driver.acknowledge(end)
+    with bench.transaction():
+        remove_stream(bench.connection, str(end.stream))
+    bench.dotnet.send(bench.queue, body=b"new")
+    again = bench.stream_driver()
+    (task,) = again.tasks(again.latest(INITIAL))
+
+    lost = SparkBatch(query_id="query", run_id="next run", number=0)
+    with pytest.raises(errors.CheckpointIncomplete):
+        bench.receive(task, spark_batch=lost)
+
+    assert bench.waiting_bodies() == [b"new"]
+    later = SparkBatch(query_id="query", run_id="next run", number=1)
+    assert bodies(bench.receive(task, spark_batch=later)) == [b"new"]
