@@ -362,6 +362,16 @@ class LockTimedOut(TimedOut):
     """The wait for a lock took longer than queryTimeout. The transaction may run again."""
 
 
+class StatementLimited(TimedOut):
+    """A statement took longer than the login's statement_timeout, which is below queryTimeout."""
+
+    template = (
+        "{statement} was ended by the server: this login has statement_timeout = {seconds:g} s, "
+        "which is shorter than the option {queryTimeout}, and the statement took longer: {reason}. "
+        "A DBA can fix this with: ALTER ROLE the_user SET statement_timeout = 0, or a longer time."
+    )
+
+
 class TransactionLimited(DatabaseFailure):
     """A time limit of the login ended a transaction and its session. Another attempt would fail."""
 

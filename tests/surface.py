@@ -13,7 +13,9 @@ import os
 import sys
 from collections import defaultdict
 from contextlib import redirect_stdout
+from importlib import import_module
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, get_type_hints
 from unittest.mock import patch
 
@@ -26,6 +28,7 @@ import sqlq_spark
 from sqlq_spark import functions, testing
 from sqlq_spark.admin import stats
 from sqlq_spark.cli import main, options
+from sqlq_spark.jobs.settings import settings_of
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.receive.batch import Offset
 from sqlq_spark.receive.driver import StreamDriver
@@ -42,7 +45,7 @@ LINES = '{"body": "4"}\n{"body": "5", "delay": "01:00:00"}\n'
 
 def facts(server: str) -> list[str]:
     """All facts, each with what has it. The commands run on a PostgreSQL server."""
-    parts = of_metrics(), of_commands(), of_exports()
+    parts = of_metrics(), of_commands(), of_exports(), of_jobs()
     found: defaultdict[str, set[str]] = defaultdict(set)
     for fact, owner in chain(*parts, of_json(server)):
         found[fact].add(owner)
@@ -83,6 +86,14 @@ def of_commands() -> Facts:
             words += ["required"] if each.required else [f"default {each.default!r}"]
             words += [f"or {each.envvar}"] if each.envvar else []
             yield f"command's {' '.join(words)}", name
+
+
+def of_jobs() -> Facts:
+    """The settings of each job, by their names in a file."""
+    for path in sorted((Path(__file__).parents[1] / "jobs").glob("*.py")):
+        kind = import_module(f"sqlq_spark.jobs.{path.stem}").main.kind
+        for each in settings_of(kind):
+            yield f"setting {each.name}{' required' if each.is_required else ''}", path.stem
 
 
 def of_json(server: str) -> Facts:

@@ -32,7 +32,7 @@ ROOT = Path(__file__).parent.parent
 JOBS = sorted(path.stem for path in (ROOT / "jobs").glob("*.py"))
 BARE = "postgresql://spark@localhost:5432/shop"
 URL = "postgresql://spark:s3cret@localhost:5432/shop"
-REST = ["--error-queue", "a", "--table", "t"]
+REST = ["--queue", "a", "--table", "t"]
 WORDS = ["--url", URL, *REST]
 
 
@@ -65,13 +65,13 @@ def refused(*words: str) -> str:
 
 def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
     """What neither gives is the default. A table of the file is a flag that can be repeated."""
-    own = f'url = "{URL}"\nerror_queue = "a"\ntable = "t"\ngroups = "x"\nlimit = 7\n'
+    own = f'url = "{URL}"\nqueue = "a"\ntable = "t"\ngroups = "x"\nlimit = 7\n'
     table = '[source]\npeekDelay = "1s"\nlimit = 3\nfailOnDataLoss = false\n'
     path = file(tmp_path, f"{own}retention_days = 1\n{table}")
 
-    made = loaded("--settings", path, "--error-queue", "b", "--table=u", "--groups", "y, z")
+    made = loaded("--settings", path, "--queue", "b", "--table=u", "--groups", "y, z")
 
-    assert (made.error_queue, made.table, made.groups, made.limit) == ("b", "u", ("y", "z"), 7)
+    assert (made.queue, made.table, made.groups, made.limit) == ("b", "u", ("y", "z"), 7)
     assert (made.retention_days, made.trigger, made.log_level) == (1.0, "availableNow", "FATAL")
     assert made.source == {"peekDelay": "1s", "limit": "3", "failOnDataLoss": "false"}
     made = loaded(*WORDS, "--source", "peekDelay=2s", "--source", "queue=x=y")
@@ -87,14 +87,20 @@ def test_all_that_is_wrong_is_listed_at_once(tmp_path: Path) -> None:
     assert [re.split(": (?:expected|did|give)", line)[0] for line in said.splitlines()] == [
         "flag --source is ['peekDelay']",
         "flag --trigger is 'soon'",
-        "setting error_queue is missing",
         f"setting groups in {path} is ['x']",
         f"setting limit in {path} is 0",
+        "setting queue is missing",
         f"setting retention_days in {path} is 'much'",
         f"setting tabel in {path} is not known",
         "setting table is missing",
         "setting url is missing",
     ]
+    old = file(tmp_path, 'error_queue = "e"\ntable = "t"\n')
+    renamed = "setting error_queue in {} is not known: it is now called queue"
+    assert renamed.format(old) in refused("--settings", old)
+    assert "flag --error-queue is not known: it is now called --queue" in refused(
+        "--error-queue", "e"
+    )
     assert "flag --tabel is not known: did you mean --table?" in refused("--tabel", "a")
     assert "environment or a secret scope: password" in refused("--password", "x")
     assert "flag --settings is '/none': expected a TOML file" in refused("--settings", "/none")
@@ -154,7 +160,7 @@ def test_an_option_that_is_not_passed_is_named_with_its_table() -> None:
         ("sink", "checkpointLocation", "set by the job"),
     ):
         more: dict[str, Any] = {title: {name: "x"}}
-        made = TriageSettings(url=URL, error_queue="a", table="t", **more)
+        made = TriageSettings(url=URL, queue="a", table="t", **more)
         with pytest.raises(BadSettings, match=rf"setting {name} in \[{title}\] is {said}"):
             made.raw_options(title, made, queue="a")
 
@@ -307,7 +313,7 @@ def test_what_looks_alike_is_kept_apart() -> None:
         {},
         {"names": {"A": "a"}},
         {"names": {"A": "b"}},
-        {"form": "json"},
+        {"headers_format": "json"},
     ]
     writes: list[tuple[str, dict[str, Any]]] = [
         (each, {"split": True, **more}) for each in ("paid", "Paid") for more in rules
@@ -329,7 +335,7 @@ def test_the_only_limit_of_error_triage_is_that_of_messages(
 ) -> None:
     """It follows maxMessageBytes in the table of options, in upper or lower case."""
     settings = TriageSettings(
-        url="postgresql://host/shop", error_queue="error", table="t", checkpoint="c", source=given
+        url="postgresql://host/shop", queue="error", table="t", checkpoint="c", source=given
     )
     options = SourceOptions.parse(settings.read())
 

@@ -33,8 +33,8 @@ TREES = {path: [*ast.walk(ast.parse(text))] for path, text in SOURCES.items()}
 
 # each may import from its own floor's package and from the floors before it
 FLOORS = """
-errors log; wire versions checkpoints; options; database; send; receive functions spark_api; admin;
-datasource; jobs testing; demo; cli
+errors log; wire versions checkpoints; options; database; send;
+receive functions spark_api metrics; admin; datasource; jobs testing; demo; cli
 """
 FLOOR = {name: at for at, names in enumerate(FLOORS.split(";")) for name in names.split()}
 ENTRIES = {"__init__", "__main__"}  # what a user imports or runs: they see everything

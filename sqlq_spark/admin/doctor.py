@@ -30,14 +30,13 @@ from sqlq_spark.database.schema import (
     use_state,
 )
 from sqlq_spark.options.names import parse_table
+from sqlq_spark.receive.heartbeat import find_sharers
 from sqlq_spark.send.subscriptions import list_subscriptions
-from sqlq_spark.wire.dialects import split_canonical
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from sqlq_spark.database import Connection
-    from sqlq_spark.database.state_rows import Heartbeat
     from sqlq_spark.options import SourceOptions
     from sqlq_spark.send.subscriptions import Subscription
     from sqlq_spark.wire.address import QueueAddress
@@ -376,21 +375,17 @@ def of_streams(connection: Connection) -> list[Finding]:
 
 def of_shared_queues(connection: Connection) -> list[Finding]:
     """Find queues from which several live streams receive, unless all of them allow it."""
-    streams: dict[str, list[Heartbeat]] = {}
-    for heartbeat in state_tables.list_heartbeats(connection):
-        for queue in split_canonical(heartbeat.queue) if heartbeat.is_alive else ():
-            streams.setdefault(queue, []).append(heartbeat)
+    sharers = find_sharers(state_tables.list_heartbeats(connection))
     return [
         Finding(
             where=queue,
             name="several_streams",
             severity="warning",
-            found=f"{len(found)} streams receive from it, and each message goes to only one of "
-            f"them: {'; '.join(heartbeat.describe() for heartbeat in found)}",
+            found=f"{len(streams)} streams receive from it, and each message goes to only one of "
+            f"them: {'; '.join(each.describe() for each in streams)}",
             fix="stop all but one, or set sharedByStreams=true on each of them",
         )
-        for queue, found in streams.items()
-        if len(found) > 1 and not all(heartbeat.shared for heartbeat in found)
+        for queue, streams in sharers.items()
     ]
 
 

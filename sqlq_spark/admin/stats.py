@@ -137,6 +137,14 @@ GAUGES = {
     "highest seq": ("highest_seq", "The highest seq; it grows by one for each message sent."),
     "problems": ("problems", "Errors and warnings that `sqlqueue stats` reports."),
 }
+# The metric of a stream: the attribute, its name after `sqlqueue_stream_`, and its help.
+STREAM_GAUGES = {
+    "is_alive": ("alive", "1 if the stream gave a sign in the last 40 seconds, else 0."),
+    "lag": ("lag_messages", "Messages that wait in its queues and are in its receipts."),
+    "held": ("held_messages", "Messages in its receipts."),
+    "batch": ("acknowledged_batch", "The number of its last acknowledged batch."),
+    "silent": ("silent_seconds", "Seconds since its last batch or heartbeat."),
+}
 STREAM_COLUMNS = (
     ShownColumn("name", "title"),
     ShownColumn("state"),
@@ -375,6 +383,24 @@ def to_metrics(now: Look, state_schema: str) -> str:
                 if value is not None:
                     labels = f"queue={label(queue.queue)},state_schema={label(state_schema)}"
                     lines.append(f"sqlqueue_{name}{{{labels}}} {value}")
+    for attribute, (name, text) in STREAM_GAUGES.items():
+        lines += [
+            f"# HELP sqlqueue_stream_{name} {text}",
+            f"# TYPE sqlqueue_stream_{name} gauge",
+        ]
+        for stream in now.streams or ():
+            value = getattr(stream, attribute)
+            if value is not None:
+                labels = ",".join(
+                    f"{key}={label(text)}"
+                    for key, text in (
+                        ("stream", stream.stream),
+                        ("name", stream.title),
+                        ("queue", stream.queue),
+                        ("state_schema", state_schema),
+                    )
+                )
+                lines.append(f"sqlqueue_stream_{name}{{{labels}}} {value:g}")
     return "\n".join([*lines, "# EOF\n"])
 
 

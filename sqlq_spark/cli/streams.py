@@ -8,7 +8,6 @@ from typer import Argument, Typer
 
 from sqlq_spark.admin import state_tables, stats
 from sqlq_spark.admin.formats import view
-from sqlq_spark.admin.streams import find_stream, remove_stream
 from sqlq_spark.cli import options as cli
 from sqlq_spark.cli.options import Context, StateCommand
 from sqlq_spark.database import transaction
@@ -39,7 +38,7 @@ def streams_list_command(context: Context, queue: cli.MaybeQueue = None) -> None
     List streams: name, host, what each does now, and its last batch.
 
     A stream is running while a batch is open, idle while none is, and gone if it
-    was silent for a minute. The name is that of Spark's query, else the option
+    was silent for 40 s. The name is that of Spark's query, else the option
     streamName, else the application, else host and process.
     """
     options = context.obj.database()
@@ -65,6 +64,8 @@ def streams_remove_command(
     If the stream starts again, it is listed again. A stream that holds receipts, or
     that runs, is not removed.
     """
+    from sqlq_spark.admin.streams import find_stream, remove_stream  # noqa: PLC0415 - see cli
+
     connection = context.connect(context.obj.database(), StateSession)
     with transaction(connection):
         found = find_stream(connection, stream)

@@ -11,8 +11,8 @@ from datetime import datetime  # noqa: TC003 - the types of a row are read at ru
 
 from sqlq_spark.errors import clean
 
-# A stream is gone if it was silent for so many seconds. The interval of its heartbeats is a third.
-LONGEST_SILENCE = 60.0
+# A stream is gone if it was silent for so many seconds: four intervals of its heartbeats.
+LONGEST_SILENCE = 40.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ HEAD = re.compile(r"\A\n(?:--.*\n)+\n")
 # fmt: off
 StatementName = Literal[
     # transactions.sql
-    "begin_alone", "begin", "transaction_limit", "set_lock_timeout", "commit", "rollback",
+    "begin_alone", "begin", "time_limits", "set_lock_timeout", "commit", "rollback",
     "savepoint", "undo",
     "release", "check_deferred", "end_frozen", "clock",
     # trust.sql

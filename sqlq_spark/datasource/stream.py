@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from sqlq_spark.database.sessions import Session
 from sqlq_spark.log import warn_once
 from sqlq_spark.receive.batch import INITIAL, Offset, Task, group_by_partition
 from sqlq_spark.receive.driver import StreamDriver
-from sqlq_spark.receive.heartbeat import INTERVAL, HeartbeatThread
+from sqlq_spark.receive.heartbeat import INTERVAL
 from sqlq_spark.receive.poison import warn_of_poison
 from sqlq_spark.receive.task import receive
 from sqlq_spark.wire.header_columns import to_read_columns
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 # is busy with another source.
 IDLE = 0.05
 POLLED = 0.03
+# The pauses of a stream are up to this share of peekDelay longer. The share is drawn once.
+MOST_JITTER = 0.1
 
 
 @dataclass
@@ -55,7 +58,6 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         self.options = options
         self.columns = schema
         self._driver: StreamDriver | None = None
-        self._heartbeat: HeartbeatThread | None = None
         self._last_end = INITIAL  # the end of the batch whose tasks Spark asked for last
         self._answered = -inf  # the time of the last answer of latestOffset
 
@@ -65,10 +67,13 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         if self._driver is None:
             from sqlq_spark.admin import doctor  # noqa: PLC0415 - a task needs none
 
-            self._driver = StreamDriver(self.options, time.monotonic, doctor.at_start)
-            if self.options.transaction_mode == "receiveOnly":  # it has the state tables
-                self._heartbeat = HeartbeatThread(self._driver.memory.claim, INTERVAL)
-                self._heartbeat.start()
+            self._driver = StreamDriver(
+                self.options,
+                time.monotonic,
+                doctor.at_start,
+                jitter=random.uniform(0.0, MOST_JITTER),  # noqa: S311 - no secret
+                heartbeat=INTERVAL,
+            )
         return self._driver
 
     def initialOffset(self) -> dict[str, Any]:
@@ -147,8 +152,6 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
 
     def stop(self) -> None:
         """Close the driver's session. Spark does not always call this method."""
-        if self._heartbeat is not None:
-            self._heartbeat.stop()
         if self._driver is not None:
             self._driver.close()
 

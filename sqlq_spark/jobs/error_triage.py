@@ -82,9 +82,11 @@ NUMBER = r"[0-9]++"
 # How many characters of a stack trace or a message are searched for patterns, from its beginning.
 LONGEST_TEXT = 64 << 10
 
-# The time when a message failed or, if it lacks this header, the time when it was collected.
-SEEN = "coalesce(timeOfFailure, collected)"
+# The time when a message failed or, if it lacks this header, the time when it was received.
+SEEN = "coalesce(timeOfFailure, receivedAt)"
 MOST_QUEUES = return_to_source.MOST_SOURCES  # to how many queues a run returns messages
+# The name of a column in earlier versions. A table that has it keeps it.
+FORMER = {"receivedAt": "collected"}
 IS_POISON = f"exceptionType <=> '{wire.POISON_TYPE}'"
 COLUMNS = (
     "id AS failureId",
@@ -99,7 +101,7 @@ COLUMNS = (
     "body",
     "queue AS errorQueue",
     "seq",
-    "now() AS collected",
+    "now() AS receivedAt",
     "CAST(NULL AS STRING) AS request",
     "CAST(NULL AS TIMESTAMP_LTZ) AS returned",
 )
@@ -119,7 +121,7 @@ GROUPS = (
 class TriageSettings(OneDatabaseSettings, StreamSettings):
     """The settings of this job."""
 
-    error_queue: str = setting("The error queue.")
+    queue: str = setting("The error queue to read.", former="error_queue")
     table: str = setting("The Delta table of failures: a name, or a path with a slash in it.")
     mode: str = setting("collect or retry.", one_of("collect", "retry"), default="collect")
     groups: tuple[str, ...] = setting(
@@ -167,7 +169,7 @@ class TriageSettings(OneDatabaseSettings, StreamSettings):
         return self.raw_options(
             "source",
             self,
-            queue=self.error_queue,
+            queue=self.queue,
             headersFormat="json",
             maxHeaderBytes=given.get("maxmessagebytes", str(SourceOptions.max_message_bytes)),
             allowedDestinations=self.allowed_destinations,
@@ -208,7 +210,12 @@ class TriageSettings(OneDatabaseSettings, StreamSettings):
 def run(spark: SparkSession, settings: TriageSettings) -> dict[str, Any]:
     if settings.mode == "retry":
         return retry(spark, settings)
-    return table_writer.keep(spark, settings, failures, tidy)
+    former = streams.former_columns(spark, settings.table, FORMER)
+
+    def columns(received: DataFrame) -> DataFrame:
+        return failures(received).withColumnsRenamed(former)
+
+    return table_writer.keep(spark, settings, columns, tidy)
 
 
 def retry(spark: SparkSession, settings: TriageSettings) -> dict[str, Any]:
@@ -226,6 +233,13 @@ def retry(spark: SparkSession, settings: TriageSettings) -> dict[str, Any]:
     return {**work.totals, **found, "found": any(found.values())}
 
 
+def read_failures(spark: SparkSession, table: str) -> DataFrame:
+    """Return the rows of the table, whose columns have the names of this version."""
+    former = streams.former_columns(spark, table, FORMER)
+    rows = read_table(spark.read, table)
+    return rows.withColumnsRenamed({old: new for new, old in former.items()})
+
+
 def tidy(spark: SparkSession, settings: TriageSettings) -> dict[str, int]:
     """
     Delete old failures that were returned, and overwrite the table of groups, each in one commit.
@@ -241,7 +255,7 @@ def tidy(spark: SparkSession, settings: TriageSettings) -> dict[str, int]:
         seconds = round(settings.retention_days * 86_400)
         old = f"returned < now() - INTERVAL '{seconds}' SECOND"
         done["deletedFailures"] = streams.delete_rows(spark, table, old)
-    groups = read_table(spark.read, table).groupBy("digest").agg(*map(F.expr, GROUPS))
+    groups = read_failures(spark, table).groupBy("digest").agg(*map(F.expr, GROUPS))
     writer = groups.coalesce(1).write.format("delta").mode("overwrite")
     save = writer.save if streams.is_path(table) else writer.saveAsTable
     streams.retry_conflicts(save)(f"{table.rstrip('/')}_groups")
@@ -324,7 +338,7 @@ class Retry:
 
     @property
     def rows(self) -> DataFrame:
-        return read_table(self.spark.read, self.settings.table)
+        return read_failures(self.spark, self.settings.table)
 
     def pending(self) -> list[str]:
         open_ = self.rows.where("request IS NOT NULL AND returned IS NULL")
@@ -392,12 +406,14 @@ class Retry:
             request = str(uuid.uuid4())
             in_log(self.settings.write(request), dispatch.open_request)
             key, table = "errorQueue, seq, failureId", quote_table(self.settings.table)
+            former = streams.former_columns(self.spark, self.settings.table, FORMER)
+            seen = SEEN.replace("receivedAt", former.get("receivedAt", "receivedAt"))
             # The conditions are here again, because another commit since the count may have changed
             # the rows.
             merge = (
                 f"MERGE INTO {table} AS t USING (SELECT DISTINCT {key} FROM (SELECT {key} "  # noqa: S608 - by `literal`
                 f"FROM {table} WHERE {wanted} AND {among('failedQueue', there)} "
-                f"ORDER BY {SEEN}, {key} LIMIT {left})) AS o "
+                f"ORDER BY {seen}, {key} LIMIT {left})) AS o "
                 "ON t.errorQueue = o.errorQueue AND t.seq = o.seq AND t.failureId = o.failureId "
                 "AND t.request IS NULL AND t.returned IS NULL "
                 f"WHEN MATCHED THEN UPDATE SET request = {literal(request)}"

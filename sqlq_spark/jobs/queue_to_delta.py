@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sqlq_spark import checkpoints
 from sqlq_spark.jobs import runner
 from sqlq_spark.jobs.settings import (
     LOGIN_OPTIONS,
@@ -35,7 +37,7 @@ from sqlq_spark.jobs.settings import (
     setting,
 )
 from sqlq_spark.options import SinkOptions
-from sqlq_spark.options.fields import flag, one_of
+from sqlq_spark.options.fields import count, flag, one_of
 
 with suppress(ImportError):  # the runner says what to install
     from pyspark.errors import PySparkException
@@ -47,7 +49,9 @@ with suppress(ImportError):  # the runner says what to install
     from sqlq_spark.jobs.streams import is_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+log = logging.getLogger("sqlq_spark")
 
 # Options that the read and the sinks have in common.
 SHARED = (*LOGIN_OPTIONS, "trustedOwners", "allowedDestinations", "queryTimeout", "stateSchema")
@@ -55,8 +59,10 @@ SHARED = (*LOGIN_OPTIONS, "trustedOwners", "allowedDestinations", "queryTimeout"
 LONGEST_TYPE = 1000  # characters
 OTHER = "other"  # the table of the types that have no table of their own
 STEM = 60  # how many last characters of a type's name are part of its table's name
-# How many types of a batch get a table of their own, besides the types that the settings name.
+# How many types of a batch get a table of their own, besides the types that the settings name. How
+# many get one in all is the setting most_tables.
 MOST_TYPES = 50
+REASONS_SHOWN = 5  # how many reasons the warning of failed messages names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +72,11 @@ class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
     queues: str = setting("The queues, separated by commas.")
     table: str = setting("The table: a name, or for Delta a path, with a slash in it.")
     format: str = setting("The format of the tables.", one_of("delta", "iceberg"), default="delta")
-    form: str = setting(
+    headers_format: str = setting(
         "map: headers as map<string,string>. json: headers as text, faster.",
         one_of("map", "json"),
         default="map",
+        former="form",
     )
     error_queue: str | None = setting(
         "The queue for poison messages, and for bodies that do not fit the schema. Default: poison "
@@ -84,6 +91,12 @@ class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
         "With split: full type name = its schema, as in the setting schema.", pairs
     )
     split: bool = setting("Write a table for each message type.", flag, default=False)
+    most_tables: int = setting(
+        "With split: how many types, besides those of names and schemas, get a table. Later types "
+        "go to the table other.",
+        count,
+        default=200,
+    )
     names: dict[str, str] = setting(
         "With split: full type name = table name, to choose the table's name.", pairs
     )
@@ -133,7 +146,7 @@ class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
     @property
     def json(self) -> bool:
         """Return whether the headers column is JSON text, not a map."""
-        return self.form == "json"
+        return self.headers_format == "json"
 
     def read(self) -> dict[str, str]:
         return self.raw_options(
@@ -141,7 +154,7 @@ class QueueToDeltaSettings(OneDatabaseSettings, StreamSettings):
             self,
             queues=self.queues,
             errorQueue=self.error_queue,
-            headersFormat=self.form,
+            headersFormat=self.headers_format,
         )
 
     def failures(self, application: str, number: int) -> dict[str, str]:
@@ -193,7 +206,11 @@ def read_ddl(message_type: str, given: str) -> str:
 
 def run(spark: SparkSession, settings: QueueToDeltaSettings) -> dict[str, Any]:
     appender = Appender(settings)
-    return table_writer.receive_into(spark, settings, appender.add_columns, appender.write)
+    totals = table_writer.receive_into(spark, settings, appender.add_columns, appender.write)
+    if settings.ddl and (appender.has_written or not totals["batches"]):
+        # With Spark Connect a process of the server writes, so its count is not known here.
+        totals |= {"failed": appender.failed, "error_queue": settings.error_queue}
+    return totals
 
 
 class Appender:
@@ -209,7 +226,11 @@ class Appender:
     def __init__(self, settings: QueueToDeltaSettings) -> None:
         self.settings = settings
         self.schemas = list[bodies.Schema]()
+        # message type → the first batch that wrote it into a table of its own
+        self.batches: dict[str, int] | None = None
         self.schema: bodies.Schema | None = None  # the schema of all messages, if there is one
+        self.has_written = False  # whether batches are written in this process
+        self.failed = 0  # how many messages this process sent to the error queue
 
     def add_columns(self, received: DataFrame) -> DataFrame:
         """
@@ -222,7 +243,7 @@ class Appender:
         frame = received.select(
             "*",
             functions.message_type("headers", json=settings.json).alias("messageType"),
-            functions.time_sent("headers", json=settings.json).alias("sentAt"),
+            functions.sent_at("headers", json=settings.json).alias("sentAt"),
             F.current_timestamp().alias(
                 "receivedAt"
             ),  # the time of the batch; a replay of the batch has the same time
@@ -243,6 +264,7 @@ class Appender:
     def write(self, batch: DataFrame, query: str, number: int) -> None:
         """Write a batch. A replay has the same rows, and writes them to the same tables."""
         settings = self.settings
+        self.has_written = True
         iceberg = settings.format == "iceberg"
         append = table_writer.append_iceberg if iceberg else table_writer.append_delta
         with suppress(PySparkException):  # serverless refuses persist: the batch is read again
@@ -251,7 +273,7 @@ class Appender:
             good, unfit = (
                 batch.where(f"{bodies.UNFIT_BODY} IS {null}") for null in ("NULL", "NOT NULL")
             )
-            for name, rows, schema in self.shares(good):
+            for name, rows, schema in self.shares(good, number):
                 table = place_of(settings.table, name) if settings.split else settings.table
                 by = application(query, name, settings)
                 append(self.columns(rows, schema), table, by, number)
@@ -260,18 +282,34 @@ class Appender:
                 failed = unfit.select(*functions.fail(bodies.EXCEPTION, reason, json=settings.json))
                 options = settings.failures(application(query, "failed", settings), number)
                 failed.write.format("sqlqueue").mode("append").options(**options).save()
+                self.report_failed(unfit.groupBy(reason.alias("reason")).count(), number)
             if settings.acknowledge_retries:
                 table_writer.report_retries(good, settings.answers(), json=settings.json)
         finally:
             with suppress(PySparkException):
                 batch.unpersist()
 
-    def shares(self, rows: DataFrame) -> Iterator[tuple[str, DataFrame, bodies.Schema | None]]:
+    def report_failed(self, reasons: DataFrame, number: int) -> None:
+        """Count and log the messages of a batch that went to the error queue."""
+        found = reasons.orderBy(F.desc("count"), "reason").limit(REASONS_SHOWN).collect()
+        failed = reasons.agg(F.sum("count")).collect()[0][0]
+        self.failed += failed
+        log.warning(
+            "batch %d: %d messages whose body does not fit the schema went to %s (%s)",
+            number,
+            failed,
+            self.settings.error_queue,
+            "; ".join(f"{row['reason']}: {row['count']}" for row in found),
+        )
+
+    def shares(
+        self, rows: DataFrame, number: int
+    ) -> Iterator[tuple[str, DataFrame, bodies.Schema | None]]:
         """
         Divide the rows of a batch among tables, by the message type.
 
-        The most frequent types have a table of their own. Yields each table's name, its rows, and
-        the schema of its bodies or None.
+        The most frequent types have a table of their own, until there are most_tables. Yields
+        each table's name, its rows, and the schema of its bodies or None.
         """
         if not self.settings.split:
             yield "table", rows, self.schema
@@ -285,12 +323,39 @@ class Appender:
             .limit(MOST_TYPES)
             .collect()
         )
-        tables = {"": OTHER} | {each: table_name(each) for each, _ in frequent} | named
+        chosen = self.choose_types(rows.sparkSession, [each for each, _ in frequent], number)
+        tables = {"": OTHER} | {each: table_name(each) for each in chosen} | named
         found = F.create_map(*map(F.lit, chain(*tables.items())))[kind]
         table = F.coalesce(found, F.lit(OTHER))
         schemas = {tables[each]: schema for schema in self.schemas for each in schema.types}
         for (name,) in rows.select(table).distinct().collect():
             yield name, rows.where(table == name), schemas.get(name)
+
+    def choose_types(self, spark: SparkSession, frequent: Sequence[str], number: int) -> list[str]:
+        """
+        Choose the types of a batch that have a table of their own.
+
+        The types that have a table are noted in the checkpoint before their first rows are written.
+        A replay reads only the notes of earlier batches, so it chooses the same types.
+        """
+        folder = f"{self.settings.checkpoint.rstrip('/')}/sqlqueue_tables"
+        if self.batches is None:
+            self.batches = read_notes(spark, folder)
+        known = {each for each, first in self.batches.items() if first < number}
+        room = max(0, self.settings.most_tables - len(known))
+        added = [each for each in frequent if each not in known][:room]
+        if added:
+            text = json.dumps({"batch": number, "types": added})
+            note = spark.range(1).select(F.lit(text).alias("value")).coalesce(1)
+            note.write.mode("overwrite").text(f"{folder}/batch={number}")
+            self.batches |= dict.fromkeys(added, number)
+        return [each for each in frequent if each in known or each in added]
+
+
+def read_notes(spark: SparkSession, folder: str) -> dict[str, int]:
+    """Return the types that have a table, each with the first batch that wrote into it."""
+    notes = map(json.loads, checkpoints.read_files(spark, folder, "text", "value") or ())
+    return {message_type: note["batch"] for note in notes for message_type in note["types"]}
 
 
 def table_name(message_type: str) -> str:
@@ -320,7 +385,7 @@ def application(query: str, name: str, settings: QueueToDeltaSettings) -> str:
     replay of a batch. Then the write gets another name, and is done again. Messages may be repeated
     in another table, but none is lost. The rules are:
 
-    - `form`, because a poison message has a type only if headers are text.
+    - `headers_format`, because a poison message has a type only if headers are text.
     - The schemas, because they decide whether a message is written or fails.
 
     With one table and no schemas the name is that of Delta's own sink, so that a checkpoint can be
@@ -328,7 +393,12 @@ def application(query: str, name: str, settings: QueueToDeltaSettings) -> str:
     """
     if not settings.split and not settings.ddl:
         return query
-    rules = [sorted(settings.named.items()), MOST_TYPES, settings.form]
+    rules = [
+        sorted(settings.named.items()),
+        MOST_TYPES,
+        settings.most_tables,
+        settings.headers_format,
+    ]
     if settings.ddl:
         rules.append(sorted(settings.ddl.items()))
     return f"{query}:{name}:{hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16]}"

@@ -28,6 +28,7 @@ from sqlq_spark.options.fields import (
     one_of,
     option_names,
     require,
+    size,
     words,
 )
 from sqlq_spark.options.names import (
@@ -48,6 +49,7 @@ S = TypeVar("S", bound="Settings")
 Opened = list[SourceOptions | SinkOptions]
 
 MOST_DAYS = 36_500  # the longest retention
+ALL_BODIES = 2**31 - 1  # no body of a message is larger
 LOGIN_OPTIONS = ("url", "user", "password", "credentials")
 
 
@@ -87,6 +89,12 @@ def _read_days(given: str) -> float:
     return float(given)
 
 
+def _read_body_limit(given: str) -> int:
+    limits = {"all": ALL_BODIES, "none": 0}
+    found = limits.get(given.lower())
+    return int(size(given)) if found is None else found
+
+
 def as_text(given: Any) -> str:  # noqa: ANN401
     """Return a value of TOML as text."""
     if not isinstance(given, (str, int, float)):
@@ -97,6 +105,7 @@ def as_text(given: Any) -> str:  # noqa: ANN401
 text = Reader("text", words.read)
 texts = Reader("texts, separated by commas", _read_texts)
 pairs = Reader("a table of NAME = value", _read_pairs)
+body_limits = Reader("all, none, or a size in bytes, for example 64k", _read_body_limit)
 days = Reader(f"a number of days above 0, at most {MOST_DAYS}", _read_days)
 
 
@@ -109,6 +118,7 @@ def setting(
     *,
     default: Any = MISSING,  # noqa: ANN401 - as dataclasses.field
     environment: str = "",
+    former: str = "",
 ) -> Any:  # noqa: ANN401
     """
     Describe one setting, as the field of a dataclass.
@@ -119,11 +129,13 @@ def setting(
         default: the field's default. If it is not given, the setting is required.
         environment: names of variables, separated by spaces. They are read if neither a flag nor
             the file has the setting.
+        former: the setting's name in earlier versions. An error for this name says the new one.
     """
     metadata = {
         "description": description,
         "read": read,
         "environment": tuple(environment.split()),
+        "former": former,
     }
     if read is pairs:
         return field(default_factory=dict, metadata=metadata)
@@ -257,6 +269,7 @@ class NamedSetting:
     default: Any
     is_required: bool
     field: str
+    former: str = ""  # its name in earlier versions
     holder: str = ""  # the field of the type DatabaseSettings that has `field`; "" if there is none
 
 
@@ -301,6 +314,7 @@ def name_setting(one: Field[Any], *, side: str = "", holder: str = "") -> NamedS
         default=one.default,
         is_required=one.default is MISSING and one.default_factory is MISSING,
         field=one.name,
+        former=one.metadata["former"],
         holder=holder,
     )
 
@@ -357,14 +371,17 @@ def load_settings(doc: str | None, kind: type[S], given: Sequence[str]) -> tuple
             raise BadSettings(reason=reason) from None
     settings = settings_of(kind)
     known = [named.name for named in settings]
+    former = {named.former: named.name for named in settings if named.former}
     wrong = [
-        describe_unknown(f"setting {name} in {line.settings}", name, known)
+        describe_unknown(f"setting {name} in {line.settings}", name, known, former)
         for name in file.keys() - known
     ]
     if strays:
         word = strays[0].partition("=")[0]
-        flags = [f"--{name.replace('_', '-')}" for name in vars(line)]
-        wrong.append(f"{describe_unknown(f'flag {word}', word, flags)} ({parser.epilog})")
+        flags = [flag_of(name) for name in vars(line)]
+        renamed = {flag_of(old): flag_of(new) for old, new in former.items()}
+        unknown = describe_unknown(f"flag {word}", word, flags, renamed)
+        wrong.append(f"{unknown} ({parser.epilog})")
     values: dict[str, Any] = {}
     for named in settings:
         try:
@@ -401,7 +418,7 @@ def make_parser(doc: str | None, kind: type[Settings]) -> argparse.ArgumentParse
             described += f" Default: {as_text(named.default)}."
         if named.name not in secrets:
             parser.add_argument(
-                f"--{named.name.replace('_', '-')}",
+                flag_of(named.name),
                 action="append" if named.read is pairs else "store",  # NAME=VALUE
                 help=described.replace("%", "%%"),
             )
@@ -428,7 +445,7 @@ def find_value(
         BadSettings: the text cannot be read. Or no place has the setting, and it has no default.
     """
     name = setting.name
-    flag = f"--{name.replace('_', '-')}"
+    flag = flag_of(name)
     # What else may give the password: for the setting `source_password`, the values of source_url,
     # source_credentials and source_secret_key. For a setting without `password` in its name these
     # are empty: `replace` then returns the same name, and `values` does not have this setting yet.
@@ -508,8 +525,17 @@ def _without_urls(name: str, given: Any) -> Any:  # noqa: ANN401
     return given
 
 
-def describe_unknown(what: str, name: str, known: Sequence[str]) -> str:
-    """Return the error's text for a name that is not known."""
+def flag_of(name: str) -> str:
+    """Return the flag of a setting."""
+    return f"--{name.replace('_', '-')}"
+
+
+def describe_unknown(
+    what: str, name: str, known: Sequence[str], former: Mapping[str, str] | None = None
+) -> str:
+    """Return the error's text for a name that is not known. `former` is old name → new name."""
+    if former and name in former:
+        return f"{what} is not known: it is now called {former[name]}"
     near = find_near(name, known, likely=0.6)
     expected = f"did you mean {near}?" if near else f"expected one of {', '.join(known)}"
     return f"{what} is not known: {expected}"

@@ -38,7 +38,7 @@ from sqlq_spark.options import SourceOptions
 from sqlq_spark.send.dispatch import REQUEST_UNKNOWN, open_request, read_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
@@ -196,6 +196,22 @@ def quote_table(table: str) -> str:
 def read_table(reader: DataFrameReader | DataStreamReader, table: str) -> DataFrame:
     reader = reader.format("delta")
     return reader.load(table) if is_path(table) else reader.table(table)
+
+
+def table_columns(spark: SparkSession, table: str) -> list[str]:
+    """Return the names of a table's columns; [] if there is no table."""
+    return read_table(spark.read, table).columns if has_table(spark, table) else []
+
+
+def former_columns(spark: SparkSession, table: str, former: Mapping[str, str]) -> dict[str, str]:
+    """
+    Find the columns that a table has under the names of earlier versions.
+
+    `former` is new name → old name. Returns those of its pairs that hold for the table. A new table
+    has none.
+    """
+    columns = table_columns(spark, table)
+    return {new: old for new, old in former.items() if old in columns and new not in columns}
 
 
 def has_table(spark: SparkSession, table: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 from sqlq_spark.errors import BadAddress, BadOption
 from sqlq_spark.wire.address import SHOWN, Names, QueueAddress
@@ -123,6 +123,12 @@ def describe_url(url: str) -> str:
     login = "" if parts["user"] is None else f"{parts['user']}{password}@"
     query = f"?{HIDDEN}" if parts["query"] else ""
     return f"{scheme}://{login}{parts['place']}{query}"
+
+
+def database_name(url: str) -> str:
+    """Return the name of the database in a url, or "" if the url names none or is unusual."""
+    parts = PLAIN_URL.fullmatch(url)
+    return "" if parts is None else unquote(urlsplit(url).path.strip("/"))
 
 
 # ----- queues and tables ---------------------------------------------------------------------

@@ -28,7 +28,8 @@ from sqlq_spark.errors import (
     ReceiptsMissing,
     StreamOfOtherQueue,
 )
-from sqlq_spark.receive import heartbeat, pace, peek, receipts
+from sqlq_spark.options.names import database_name
+from sqlq_spark.receive import pace, peek, receipts
 from sqlq_spark.receive.batch import (
     INITIAL,
     Offset,
@@ -39,6 +40,7 @@ from sqlq_spark.receive.batch import (
     write_plan,
 )
 from sqlq_spark.receive.due import DueMessagePoller
+from sqlq_spark.receive.heartbeat import HeartbeatWriter
 from sqlq_spark.receive.pace import Backlog, Ramp
 from sqlq_spark.receive.peek import Found, PeekState
 from sqlq_spark.receive.receipts import Claim, Closed
@@ -202,13 +204,22 @@ class StreamDriver:
         options: SourceOptions,
         clock: Callable[[], float],
         at_start: Callable[[Connection, SourceOptions], None],
+        *,
+        jitter: float = 0.0,
+        heartbeat: float | None = None,
     ) -> None:
         """
         Create the driver of a stream, without a connection.
 
-        `clock` returns monotonic seconds. `at_start` checks the queues once, before the first look.
+        Args:
+            options: the options of the read.
+            clock: returns monotonic seconds.
+            at_start: checks the queues once, before the first look.
+            jitter: the share of `peekDelay` by which each of its pauses is longer. Streams that
+                started together then do not look at their queues together.
+            heartbeat: the time between two heartbeats, in seconds. If it is None, there are none.
         """
-        self.options = options
+        self.options = replace(options, peek_delay=options.peek_delay * (1 + jitter))
         self.clock = clock
         self.queues = dict(zip(options.names, options.addresses, strict=True))
         self.memory = Memory(
@@ -225,10 +236,13 @@ class StreamDriver:
         others = len(options.addresses) - 1
         queues = options.address.table + (f" and {others} more" if others else "")
         self._session = session(options, f"driver {queues}")
+        self._heartbeat: HeartbeatWriter | None = None
+        if heartbeat is not None and self._has_receipts:
+            self._heartbeat = HeartbeatWriter(self.memory.claim, heartbeat)
         self._at_start = at_start
+        self._given = options  # without the jitter, for what at_start says of peekDelay
         self._is_purged = False
         self._is_checked = False
-        self._has_beaten = not self._has_receipts  # whether the first heartbeat was tried
         self._is_over = False  # whether a run of AvailableNow ended before its queues were empty
         self._has_warned_of_cores = False
         self._warned_of_unread = -inf  # time of the last warning of a batch of which no task ran
@@ -262,7 +276,8 @@ class StreamDriver:
         this method checks the version of the state tables too.
         """
         if self._has_receipts:
-            self._session.run_with_retries(lambda _: None)  # a StateSession checks when it connects
+            # a StateSession checks when it connects
+            self._session.run_with_retries(partial(self._beat, stream=end.stream))
         planned = {queue_plan.queue for queue_plan in end.plan}
         if planned and planned.isdisjoint(self.queues):
             self._session.run_with_retries(partial(self._check_owner, end=end))
@@ -274,14 +289,17 @@ class StreamDriver:
         memory = self.memory
         closed = memory.closed
         outcomes = {outcome.queue: outcome for outcome in closed.outcomes}
+        naming = self.options.naming
         queues = {
             name: peek.report_queue(name, look.found, self.options.max_messages, now)
+            | {"name": naming.plain_name(self.queues[name])}
             for name, look in memory.looks.items()
             if look.found.messages or name in outcomes
         }
         ages = [queue["oldestWaited"] for queue in queues.values()]
         report: dict[str, Any] = {
             "queue": memory.claim.queue,
+            "database": database_name(self.options.url),
             "backlog": sum(queue["backlog"] for queue in queues.values()),
             "backlogIsEstimate": any(queue["backlogIsEstimate"] for queue in queues.values()),
             "oldestWaited": max((age for age in ages if age is not None), default=None),
@@ -290,7 +308,9 @@ class StreamDriver:
         }
         if memory.end.stream is not None:
             report["lastBatch"] = closed.report()
-        if len(memory.looks) > 1:
+        if len(memory.looks) == 1:
+            report["name"] = naming.plain_name(self.options.address)
+        else:
             for name in queues.keys() & outcomes.keys():
                 last_batch = receipts.report_batch(closed.batch, [outcomes[name]])
                 queues[name]["lastBatch"] = last_batch
@@ -302,7 +322,14 @@ class StreamDriver:
         return max(0.0, self.memory.rests_until - self.clock())
 
     def close(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         self._session.close()
+
+    def _beat(self, connection: Connection, stream: str | None) -> None:
+        """Write a heartbeat, if one is due."""
+        if self._heartbeat is not None:
+            self._heartbeat.beat(connection, stream)
 
     # ------------------------------------------------------------ the start
 
@@ -315,7 +342,7 @@ class StreamDriver:
             queues = ", ".join(map(connection.printed, options.addresses))
             log.warning("%s: %d messages purged (purgeOnStartup=true)", queues, purged)
         if not self._is_checked:
-            self._at_start(connection, options)
+            self._at_start(connection, self._given)
             self._is_checked = True
 
     def _freeze(self, connection: Connection) -> None:
@@ -361,9 +388,7 @@ class StreamDriver:
         once in each run of AvailableNow, and would get none.
         """
         self._prepare(connection)
-        if not self._has_beaten:
-            heartbeat.begin(connection, self.memory.claim, start.stream)
-            self._has_beaten = True
+        self._beat(connection, start.stream)
         if self._is_over:
             return start
         now = self.clock()

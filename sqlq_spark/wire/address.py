@@ -131,6 +131,11 @@ class Names(ABC):
         """Write an address as people read it, and as state tables store it."""
         return self.quote_address(address)
 
+    def plain_name(self, address: QueueAddress) -> str:
+        """Write an address for a chart: without quotes, and without the default schema."""
+        schema = None if address.schema == self.default_schema else address.schema
+        return ".".join(filter(None, (address.catalog, schema, address.table)))
+
     def canonical_address(self, address: QueueAddress) -> str:
         """Write an address as messages contain it. `parse_address` reads this form."""
         return self.quote_address(address)

@@ -84,7 +84,7 @@ def job(stand: Stand, *, typed: bool) -> list[float]:
         queues="orders",
         table=stand.checkpoint(),
         checkpoint=stand.checkpoint(),
-        form="json",
+        headers_format="json",
         error_queue=ERROR_QUEUE,
         schema=_TYPES if typed else None,
         source={"maxMessagesPerTrigger": str(stand.messages)},

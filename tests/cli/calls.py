@@ -43,6 +43,8 @@ CALLS: dict[str, tuple[str, ...]] = {
     "receipts show": (STREAM, "--message", "MESSAGE", *STATE),
     "receipts return": (*OWN, "--batch", "1"),
     "receipts drop": (*OWN, "--batch", "2"),
+    "streams list": STATE,
+    "streams remove": ("gone", "--yes", *STATE),
     "trail": STATE,
     "subscribe": ("Shop.New", "--endpoint", "Lake", "--queue", "QUEUE", *TABLE),
     "subscribers": TABLE,
@@ -77,6 +79,8 @@ def prepare(place: Place) -> dict[str, str]:
     words["MESSAGE"] = ids[2][0]  # of the receipt that no other call returns or drops
     columns = "(action, queue, messages)"
     place.sql(f"INSERT INTO {place.state}.trail {columns} VALUES ('purge', 'gone', 1)")
+    row = f"INSERT INTO {place.state}.stream (stream, queue, driver, query_name, seen)"
+    place.sql(f"{row} VALUES ('gone', 'q', 'd', 'gone', now() - interval '1 day')")
     for batch in (1, 2, 3):
         received(place, messages=1, batch=batch)
     place.sql(f"ALTER TABLE {words['QUEUE']} SET (autovacuum_enabled = off)")

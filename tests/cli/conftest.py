@@ -29,7 +29,7 @@ def run(place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     }
 
     def run(*words: str, stdin: str = "", own: bool = True) -> Result:
-        name = " ".join(words[: 2 if words[0] == "receipts" else 1])
+        name = " ".join(words[: 2 if words[0] in {"receipts", "streams"} else 1])
         known, given = options(name) if name in COMMANDS else set(), list(words)
         for option, value in names.items() if own and "--url" in known else ():
             given += [option, value] if option in known - {*words} else []

@@ -26,9 +26,9 @@ CITY = "łódź"  # a schema, and so in each address
 IN_CP1252 = r"\u0142ód\u017a"
 # commands that print no name of a queue
 NAMELESS = {
-    "text": {"install", "selftest", "report", "receipts show"},
+    "text": {"install", "selftest", "report", "receipts show", "streams remove"},
     "--json": {"install", "selftest", "receipts return", "receipts drop", "receipts show"}
-    | {"unsubscribe"},
+    | {"streams remove", "unsubscribe"},
 }
 
 

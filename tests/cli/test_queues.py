@@ -42,6 +42,43 @@ def looked_at(run: Run, *words: str) -> dict[str, dict[str, Any]]:
     return {each["queue"].partition(".")[2].strip('"'): each for each in look["queues"]}
 
 
+# ---------------------------------------------------------------- streams
+
+
+def test_streams_are_listed_and_removed(run: Run, orders: str, place: Place) -> None:
+    """A name of another login changes no screen. One that runs is not removed."""
+    put(place, orders, times=2)
+    received(place, messages=2)
+    beat = (
+        f"INSERT INTO {place.state}.heartbeat (driver, stream, name, queue, host, process, shared)"
+        " VALUES (%s, %s, %s, %s, %s, 7, false)"
+    )
+    place.sql(beat, "d", STREAM, "night\x1b[2Jly", orders, "spark-1")
+    place.sql(beat, "e", None, None, orders, "spark-2")
+
+    listed = run("streams", "list", orders)
+    (running, waiting) = sorted(run("streams", "list", "--json").objects, key=itemgetter("host"))
+    refused = run("streams", "remove", STREAM, "--yes")
+    place.sql(f"DELETE FROM {place.state}.receipt")
+    runs = run("streams", "remove", STREAM, "--yes")
+    place.sql(f"UPDATE {place.state}.heartbeat SET beat = now() - interval '1 hour'")
+    place.sql(f"UPDATE {place.state}.stream SET seen = now() - interval '1 hour'")
+    gone = run("streams", "list")
+    removed = run("streams", "remove", "night\x1b[2Jly", "--yes")
+
+    assert [refused.code, runs.code, removed.code] == [2, 2, 0]
+    assert "\x1b" not in listed.out
+    assert "night·[2Jly" in listed.out
+    assert "spark-2:7" in listed.out
+    assert (running["stream"], running["host"], waiting["stream"]) == (STREAM, "spark-1", "")
+    assert "it holds 1 receipts" in refused.err
+    assert "it runs on spark-1" in runs.err
+    assert "gone since 1 h 0 min" in gone.out
+    assert f"stream {STREAM}" in removed.out
+    assert "no streams" in run("streams", "list").out
+    assert count(place, f"{place.state}.stream") == 1  # its high-water mark stays
+
+
 # ---------------------------------------------------------------- stats
 
 

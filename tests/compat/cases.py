@@ -142,7 +142,7 @@ def functions_read_and_answer(stage: Stage) -> None:
 
     found, frame = browse(), stage.browse(queue)
     sqlq_spark.register(stage.session())
-    read = frame.select(sqlq.message_type("headers"), sqlq.time_sent("headers").cast("string"))
+    read = frame.select(sqlq.message_type("headers"), sqlq.sent_at("headers").cast("string"))
     replies = frame.select(*sqlq.reply("body", message_type="Shop.OrderAccepted"))
     given = {"url": stage.url}
     replies.write.format("sqlqueue").options(**given).mode("append").save()

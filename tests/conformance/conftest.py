@@ -217,7 +217,13 @@ class Bench:
 
     def stream_driver(self, clock: Clock | None = None, **raw: str) -> StreamDriver:
         """Give the driver of a stream, as a new process has it. Its clock stands still."""
-        made = StreamDriver(self.source_options(**raw), clock or Clock(), doctor.at_start)
+        return self.beating_driver(None, clock, self.source_options(**raw))
+
+    def beating_driver(
+        self, heartbeat: float | None, clock: Clock | None, options: SourceOptions
+    ) -> StreamDriver:
+        """Give a driver that writes a heartbeat each so many seconds, or none."""
+        made = StreamDriver(options, clock or Clock(), doctor.at_start, heartbeat=heartbeat)
         self._stack.callback(made.close)
         return made
 

@@ -13,16 +13,16 @@ from waiting import until
 from sqlq_spark import errors
 from sqlq_spark.admin import doctor, state_tables
 from sqlq_spark.admin.streams import find_stream, remove_stream
-from sqlq_spark.database import state_rows, transaction
+from sqlq_spark.database import state_rows
 from sqlq_spark.receive import heartbeat
 from sqlq_spark.receive.batch import INITIAL
-from sqlq_spark.receive.heartbeat import HeartbeatThread
 from sqlq_spark.wire.rows import SparkBatch
 
 from .conftest import Clock, bodies
 
 if TYPE_CHECKING:
     from sqlq_spark.admin.state_tables import Stream
+    from sqlq_spark.database.state_rows import Heartbeat
     from sqlq_spark.receive.batch import Offset
     from sqlq_spark.receive.driver import StreamDriver
 
@@ -30,6 +30,16 @@ if TYPE_CHECKING:
 
 NAMED = SparkBatch(query_id="query", run_id="run", number=0, query_name="nightly orders")
 HOST = socket.gethostname()
+
+
+FAILED = "the heartbeat cannot be written"
+
+
+def start(
+    bench: Bench, heartbeat: float = 1000.0, clock: Clock | None = None, **raw: str
+) -> StreamDriver:
+    """Give the driver of a stream with heartbeats, as a new process has it."""
+    return bench.beating_driver(heartbeat, clock, bench.source_options(**raw))
 
 
 def streams(bench: Bench) -> list[Stream]:
@@ -64,7 +74,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_stream_has_the_name_of_its_query(bench: Bench) -> None:
     """Before the first batch it has the option's name. Its host and process are there too."""
     clock = Clock()
-    driver = bench.stream_driver(clock, streamName="from the option")
+    driver = start(bench, clock=clock, streamName="from the option")
     driver.latest(INITIAL)
     clock.now += 10
     (waiting,) = streams(bench)
@@ -88,7 +98,7 @@ def test_a_stream_has_the_name_of_its_query(bench: Bench) -> None:
 
 def test_a_stream_without_a_name_has_its_host_and_process(bench: Bench) -> None:
     """Its query has no name either."""
-    driver = bench.stream_driver()
+    driver = start(bench)
     driver.acknowledge(run_batch(bench, driver, spark_batch=SparkBatch()))
 
     (found,) = streams(bench)
@@ -97,65 +107,91 @@ def test_a_stream_without_a_name_has_its_host_and_process(bench: Bench) -> None:
 
 def test_a_stream_is_gone_after_a_silence(bench: Bench, silent: None) -> None:  # noqa: ARG001
     """Its open batch does not make it run."""
-    run_batch(bench, bench.stream_driver())
+    run_batch(bench, start(bench))
 
     (found,) = streams(bench)
     assert found.state.startswith("gone since 0.")
 
 
+def list_heartbeats(bench: Bench) -> list[Heartbeat]:
+    with bench.transaction():
+        return state_tables.list_heartbeats(bench.connection)
+
+
 def test_heartbeats_go_on_while_a_batch_runs(bench: Bench) -> None:
-    """The task holds the stream's row all the time, and the driver does nothing."""
-    driver = bench.stream_driver()
+    """The task holds the stream's row all the time, and Spark does not call the driver."""
+    driver = start(bench, 0.05)
     driver.acknowledge(run_batch(bench, driver))
-    thread = HeartbeatThread(driver.memory.claim, 0.05)
-    stream = driver.memory.claim.stream or ""
     bench.dotnet.send(bench.queue)
     end = driver.latest(driver.memory.end)
     (task,) = driver.tasks(end)
     seen = set()
 
     with bench.uncommitted_task(task, "long"):
-        thread.start()
 
         def many() -> bool:
-            with transaction(bench.connection):
-                (beat,) = state_tables.list_heartbeats(bench.connection)
-            seen.add(beat.beat)
+            (found,) = list_heartbeats(bench)
+            seen.add(found.beat)
             return len(seen) > 10
 
         until(many)
         with bench.transaction():
-            assert find_stream(bench.connection, stream).state == "running"
-    thread.stop()
-    thread.join()
+            assert find_stream(bench.connection, str(end.stream)).state == "running"
+
+
+def test_an_idle_stream_needs_no_connection_for_a_heartbeat(bench: Bench) -> None:
+    """It writes in Spark's calls. The thread has nothing to do meanwhile."""
+    bench.use_unique_queue()
+    driver = start(bench, 0.5)
+    seen: set[object] = set()
+
+    def many() -> bool:
+        driver.latest(INITIAL)
+        seen.update(found.beat for found in list_heartbeats(bench))
+        assert bench.dotnet.sessions(f"sqlqueue heartbeat {bench.queue.table}") == 0
+        return len(seen) > 3
+
+    until(many)
+
+
+def test_a_batch_that_runs_again_after_a_kill_is_one_stream(bench: Bench) -> None:
+    """Spark asks for its tasks first. The process that was killed has left its heartbeat."""
+    end = run_batch(bench, start(bench))
+
+    start(bench).tasks(end)
+
+    assert [found.stream for found in streams(bench)] == [end.stream]
+    assert [found.stream for found in list_heartbeats(bench)] == [end.stream]
 
 
 def test_a_heartbeat_that_cannot_be_written_is_one_warning(
     bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another session holds the row. The stream receives, and the thread tries again."""
-    monkeypatch.setattr(heartbeat, "LOCK_PATIENCE", 0.05)
+    """Another session holds its row. The stream receives, and the thread tries again."""
+    monkeypatch.setattr(heartbeat, "LOCK_WAIT", 0.05)
     clock = Clock()
-    driver = bench.stream_driver(clock)
+    driver = start(bench, 0.05, clock)
     driver.latest(INITIAL)
-    claim = driver.memory.claim
     clock.now += 10
     other = bench.open_connection("other")
-    thread = HeartbeatThread(claim, 0.05)
-
     other.begin()
-    heartbeat.write(other, claim)  # its row stays locked
-    heartbeat.begin(bench.connection, claim, None)
-    assert [each for each in warnings(caplog) if "heartbeat of this stream" in each]
-    thread.start()
-    until(lambda: any("heartbeat of this stream" in each.getMessage() for each in caplog.records))
+    other.run(
+        "beat",
+        driver=driver.memory.claim.driver,
+        stream=None,
+        name=None,
+        queue_name="",
+        host="",
+        process=0,
+        shared=False,
+    )
+    before = list_heartbeats(bench)
+    until(lambda: any(FAILED in each.getMessage() for each in caplog.records))
     end = run_batch(bench, driver)
     other.run("rollback")
-    thread.stop()
-    thread.join()
+    until(lambda: list_heartbeats(bench) != before)
 
-    found = [each for each in warnings(caplog) if "heartbeat of this stream" in each]
-    assert len(found) == 1
+    assert len([each for each in warnings(caplog) if FAILED in each]) == 1
     assert end.stream is not None
 
 
@@ -163,9 +199,9 @@ def test_a_heartbeat_that_cannot_be_written_is_one_warning(
 def two(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> StreamDriver:
     """Give the second of two drivers; the first runs on another host."""
     monkeypatch.setattr(socket, "gethostname", lambda: "first-host")
-    bench.stream_driver(streamName="first").latest(INITIAL)
+    start(bench, streamName="first").latest(INITIAL)
     monkeypatch.undo()
-    return bench.stream_driver(streamName="second")
+    return start(bench, streamName="second")
 
 
 def test_the_second_stream_on_a_queue_warns(
@@ -188,12 +224,12 @@ def test_streams_that_share_a_queue_on_purpose_do_not_warn(
 ) -> None:
     """Both have the option. A third without it is named again."""
     for name in ("first", "second"):
-        bench.stream_driver(streamName=name, sharedByStreams="true").latest(INITIAL)
+        start(bench, streamName=name, sharedByStreams="true").latest(INITIAL)
     with bench.transaction():
         assert doctor.of_shared_queues(bench.connection) == []
     assert not [each for each in warnings(caplog) if "other streams" in each]
 
-    bench.stream_driver(streamName="third").latest(INITIAL)
+    start(bench, streamName="third").latest(INITIAL)
     with bench.transaction():
         assert len(doctor.of_shared_queues(bench.connection)) == 1
     assert [each for each in warnings(caplog) if "other streams" in each]
@@ -201,15 +237,14 @@ def test_streams_that_share_a_queue_on_purpose_do_not_warn(
 
 def test_a_restart_is_no_second_stream(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """The process that was killed has left its heartbeat, which is young."""
-    driver = bench.stream_driver()
+    driver = start(bench)
     end = run_batch(bench, driver)
     warnings(caplog)
 
-    bench.stream_driver().latest(end)
+    start(bench).latest(end)
 
     assert not [each for each in warnings(caplog) if "other streams" in each]
-    with bench.transaction():
-        assert len(state_tables.list_heartbeats(bench.connection)) == 1
+    assert len(list_heartbeats(bench)) == 1
 
 
 def test_a_removed_stream_is_in_no_list_until_it_starts_again(
@@ -217,7 +252,7 @@ def test_a_removed_stream_is_in_no_list_until_it_starts_again(
     silent: None,  # noqa: ARG001
 ) -> None:
     """It can be named, if no other stream has that name."""
-    driver = bench.stream_driver()
+    driver = start(bench)
     end = run_batch(bench, driver)
     driver.acknowledge(end)
     with bench.transaction():
@@ -227,7 +262,7 @@ def test_a_removed_stream_is_in_no_list_until_it_starts_again(
     with bench.transaction(), pytest.raises(errors.StreamKept, match="no stream has this id"):
         find_stream(bench.connection, str(end.stream))
 
-    bench.stream_driver().acknowledge(end)
+    start(bench).acknowledge(end)
 
     assert [stream.stream for stream in streams(bench)] == [end.stream]
 
@@ -236,7 +271,7 @@ def test_a_stream_that_runs_or_holds_receipts_is_not_removed(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing changes then."""
-    driver = bench.stream_driver()
+    driver = start(bench)
     stream = str(run_batch(bench, driver).stream)
     with bench.transaction(), pytest.raises(errors.StreamKept, match="it holds 1 receipts"):
         remove_stream(bench.connection, stream)
@@ -256,7 +291,7 @@ def test_two_streams_of_one_name_need_an_id(bench: Bench, silent: None) -> None:
     """The error has the ids."""
     ids = []
     for number in range(2):
-        driver = bench.stream_driver()
+        driver = start(bench)
         batch = SparkBatch(query_id=f"query {number}", number=0, query_name="same")
         end = run_batch(bench, driver, spark_batch=batch)
         driver.acknowledge(end)
@@ -270,13 +305,13 @@ def test_two_streams_of_one_name_need_an_id(bench: Bench, silent: None) -> None:
 
 def test_a_removed_stream_keeps_the_high_water_mark(bench: Bench, silent: None) -> None:  # noqa: ARG001
     """The checkpoint loses its entries, but not its query's id: the sink would drop the rows."""
-    driver = bench.stream_driver()
+    driver = start(bench)
     end = run_batch(bench, driver)
     driver.acknowledge(end)
     with bench.transaction():
         remove_stream(bench.connection, str(end.stream))
     bench.dotnet.send(bench.queue, body=b"new")
-    again = bench.stream_driver()
+    again = start(bench)
     (task,) = again.tasks(again.latest(INITIAL))
 
     lost = SparkBatch(query_id="query", run_id="next run", number=0)

@@ -23,7 +23,7 @@ from sqlq_spark.datasource import stream
 from sqlq_spark.datasource.stream import StreamReader
 from sqlq_spark.receive import pace
 from sqlq_spark.receive.batch import INITIAL
-from sqlq_spark.receive.driver import find_above
+from sqlq_spark.receive.driver import StreamDriver, find_above
 
 from .conftest import ON_DATABASE, Bench, Clock, PlannedKill, bodies, through_spark
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sqlq_spark.receive.driver import StreamDriver
+    from sqlq_spark.database import Connection
+    from sqlq_spark.options import SourceOptions
 
 
 def send(bench: Bench, messages: int, first: int = 0, **more: Any) -> list[bytes]:
@@ -89,6 +90,30 @@ def test_an_empty_peek_leaves_the_database_alone_for_peek_delay(bench: Bench) ->
 
     assert loop.latest(INITIAL).batch == 1
     assert bench.statements.count("sample") == 1  # of the queue in which something waits
+
+
+def test_each_stream_draws_a_share_of_peek_delay_once(bench: Bench) -> None:
+    """A tenth at most. The pauses are that much longer, and the checks see peekDelay as given."""
+    clock = Clock()
+    checked: list[float] = []
+
+    def check(_: Connection, options: SourceOptions) -> None:
+        checked.append(options.peek_delay)
+
+    options = bench.source_options(peekDelay="5s")
+    with closing(StreamDriver(options, clock, check, jitter=0.1)) as loop:
+        assert loop.latest(INITIAL) == INITIAL
+        send(bench, 1)
+        clock.now += 5.4
+        assert loop.latest(INITIAL) == INITIAL
+        clock.now += 0.2
+        assert loop.latest(INITIAL).batch == 1
+    readers = [StreamReader(options, StructType([])) for _ in range(20)]
+    delays = {reader.driver.options.peek_delay for reader in readers}
+
+    assert checked == [5.0]
+    assert len(delays) > 1
+    assert all(5.0 <= delay <= 5.5 for delay in delays)
 
 
 @pytest.mark.parametrize(("polled", "waits"), [(60.0, 2), (0.0, 0)])

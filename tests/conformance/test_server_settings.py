@@ -179,6 +179,29 @@ def test_a_time_limit_below_query_timeout_is_found(bench: Bench) -> None:
 
 
 @ALONE
+@pytest.mark.parametrize(
+    ("limit", "kind", "text"),
+    [
+        ("300ms", errors.StatementLimited, r"this login has statement_timeout = 0\.3 s"),
+        ("1min", errors.TimedOut, "took longer than 0.5 s"),
+        ("0", errors.TimedOut, "took longer than 0.5 s"),
+    ],
+)
+def test_the_stricter_time_limit_of_a_statement_holds(
+    bench: Bench, limit: str, kind: type[errors.TimedOut], text: str
+) -> None:
+    """It is the login's or that of queryTimeout. The error names the one that ended it."""
+    url = with_settings(bench.dotnet.url, f"statement_timeout={limit}")
+    limited_one = bench.open_connection("limited", url=url)
+    with transaction(bench.connection):
+        bench.connection.run("install_lock", state_name="r")
+        with pytest.raises(kind, match=text) as caught, transaction(limited_one, timeout=0.5):
+            limited_one.run("install_lock", state_name="r")
+
+    assert type(caught.value) is kind
+
+
+@ALONE
 def test_no_notice_is_printed(bench: Bench, capfd: pytest.CaptureFixture[str]) -> None:
     """One notice is about a name that is too long, and a trigger sends one with a body."""
     table = bench.dotnet.quoted(bench.queue)

@@ -203,6 +203,7 @@ BEGIN
     ALTER TABLE "sqlqueue_orders".dispatch_log RENAME COLUMN version_4 TO version_5;
     CREATE TABLE "sqlqueue_orders".heartbeat (
         driver  varchar(36)  PRIMARY KEY,
+        stream  varchar(36),
         login   name         NOT NULL DEFAULT current_user,
         name    varchar(200),
         queue   text         NOT NULL,
@@ -224,8 +225,8 @@ BEGIN
          WHERE c.oid = '"sqlqueue_orders".stream'::regclass
            AND r.privilege_type = 'UPDATE' AND r.grantee <> c.relowner
     LOOP
-        EXECUTE 'GRANT SELECT, DELETE, UPDATE (beat), INSERT (driver, name, queue, host, process, shared)'
-                ' ON "sqlqueue_orders".heartbeat TO ' || login;
+        EXECUTE 'GRANT SELECT, DELETE, UPDATE (stream, beat),'
+                ' INSERT (driver, stream, name, queue, host, process, shared) ON "sqlqueue_orders".heartbeat TO ' || login;
     END LOOP;
     FOR login IN
         SELECT DISTINCT CASE WHEN r.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(r.grantee)) END
@@ -292,6 +293,7 @@ BEGIN
     -- the process that runs a stream, and when it last wrote that it does
     CREATE TABLE "sqlqueue_orders".heartbeat (
         driver  varchar(36)  PRIMARY KEY,
+        stream  varchar(36),
         login   name         NOT NULL DEFAULT current_user,
         name    varchar(200),
         queue   text         NOT NULL,
@@ -499,7 +501,7 @@ GRANT SELECT, INSERT,
               query_name, removed, messages, expired, diverted, forwarded, seen)
    ON "sqlqueue_orders".stream TO "orders_reader";
 GRANT SELECT, INSERT, UPDATE (stream, run_id) ON "sqlqueue_orders".query_reader TO "orders_reader";
-GRANT SELECT, DELETE, UPDATE (beat), INSERT (driver, name, queue, host, process, shared)
+GRANT SELECT, DELETE, UPDATE (stream, beat), INSERT (driver, stream, name, queue, host, process, shared)
    ON "sqlqueue_orders".heartbeat TO "orders_reader";
 GRANT SELECT, DELETE, UPDATE (settled),
       INSERT (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes, query_id,
@@ -545,7 +547,7 @@ GRANT SELECT, INSERT,
               query_name, removed, messages, expired, diverted, forwarded, seen)
    ON "sqlqueue_orders".stream TO "clerk";
 GRANT SELECT, INSERT, UPDATE (stream, run_id) ON "sqlqueue_orders".query_reader TO "clerk";
-GRANT SELECT, DELETE, UPDATE (beat), INSERT (driver, name, queue, host, process, shared)
+GRANT SELECT, DELETE, UPDATE (stream, beat), INSERT (driver, stream, name, queue, host, process, shared)
    ON "sqlqueue_orders".heartbeat TO "clerk";
 GRANT SELECT, DELETE, UPDATE (settled),
       INSERT (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes, query_id,

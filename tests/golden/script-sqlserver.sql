@@ -211,6 +211,7 @@ BEGIN
     EXEC sys.sp_rename N'[sqlqueue_orders].dispatch_log.version_4', N'version_5', N'COLUMN';
     EXEC (N'CREATE TABLE [sqlqueue_orders].heartbeat (
                 driver  nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
+                stream  nvarchar(36)  COLLATE Latin1_General_100_BIN2 NULL,
                 login   nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
                 name    nvarchar(200) COLLATE Latin1_General_100_BIN2 NULL,
                 queue   nvarchar(max) COLLATE Latin1_General_100_BIN2 NOT NULL,
@@ -277,6 +278,7 @@ BEGIN
     -- the process that runs a stream, and when it last wrote that it does
     CREATE TABLE [sqlqueue_orders].heartbeat (
         driver  nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
+        stream  nvarchar(36)  COLLATE Latin1_General_100_BIN2 NULL,
         login   nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         name    nvarchar(200) COLLATE Latin1_General_100_BIN2 NULL,
         queue   nvarchar(max) COLLATE Latin1_General_100_BIN2 NOT NULL,

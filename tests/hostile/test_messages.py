@@ -143,7 +143,7 @@ def test_what_streams_move_for_its_headers_does_not_stop_error_triage(
     put(place, f"'{{{elsewhere}}}'", "'small'", table="error")
     settings = error_triage.TriageSettings(
         url=bench.source_options().url,
-        error_queue=bench.address("error"),
+        queue=bench.address("error"),
         table="t",
         checkpoint="c",
     )

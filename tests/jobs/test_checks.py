@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.spark
 
-TRIAGE = {"error_queue": "e", "mode": "retry"}
+TRIAGE = {"queue": "e", "mode": "retry"}
 COLLECT = TRIAGE | {"mode": "collect"}
 
 

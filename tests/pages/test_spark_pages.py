@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import uuid
-from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 from jobs.submit import environ, started
+from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from waiting import until
 
+from sqlq_spark import metrics
 from sqlq_spark.testing import Message, frame
 
 from .page import blocks, read, table
@@ -23,6 +23,7 @@ from .page import blocks, read, table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from prometheus_client.samples import Sample
     from pyspark.sql import SparkSession
 
     from .shop import Shop
@@ -273,30 +274,50 @@ def test_the_code_of_the_page_of_failed_messages(spark: SparkSession, shop: Shop
 
 def test_a_listener_sends_what_the_table_of_alerts_names(spark: SparkSession, shop: Shop) -> None:
     """It reports later batches, when another one was acknowledged, and the end of the query."""
-    sent: list[tuple[str, Any]] = []
-    shop.run(*blocks("docs/guide/monitoring.md", "listener"))
-    shop.names["send"] = lambda name, value, **_: sent.append((name, value))
+    file = shop.folder / "orders.prom"
+    [listener] = blocks("docs/guide/monitoring.md", "listener")
+    text = listener.text.replace("/var/lib/node_exporter/orders.prom", str(file))
+    shop.run(replace(listener, text=text))
+
+    def sample(name: str) -> Sample | None:
+        """A metric in the file. The query and its queue have one of each."""
+        families = text_string_to_metric_families(file.read_text() if file.exists() else "")
+        samples = [sample for family in families for sample in family.samples]
+        return next((found for found in samples if found.name == f"sqlqueue_query_{name}"), None)
+
+    def value(name: str) -> float | None:
+        found = sample(name)
+        return None if found is None else found.value
+
+    idle = "spark.sql.streaming.noDataProgressEventInterval"
+    interval = spark.conf.get(idle)
+    assert interval is not None
+    spark.conf.set(idle, "1000")
     try:
         shop.fill(ORDERS, 5)
         shop.run(*blocks("docs/guide/monitoring.md", "query"))
-        until(lambda: "backlog" in dict(sent))
+        until(lambda: value("rows_total") == 5)
         shop.fill(ORDERS, 7)
         shop.run(*blocks("docs/guide/monitoring.md", "database"))
-        until(lambda: "diverted" in dict(sent))
+        until(lambda: value("diverted_total") == 0)
+        # the queue is empty, and Spark makes no batch
+        until(lambda: value("batch_seconds") == 0)
+        gauges = [sample(name) for name in ("backlog", "oldest_seconds")]
         shop.names["query"].stop()
-        until(lambda: "failed" in dict(sent))
+        until(lambda: value("running") == 0)
     finally:
+        spark.conf.set(idle, interval)
         spark.streams.removeListener(shop.names["listener"])
 
-    alerts = table("docs/guide/monitoring.md", "alerts").column()
-    assert {each.strip("`") for each in alerts} <= dict(sent).keys()
-    assert sum(value for name, value in sent if name == "rows") == 12
-    assert {value for name, value in sent if name in {"failed", "diverted"}} == {0}
-    sent.clear()
-    for waiting in ([{"queue": "a", "backlog": 1, "oldestWaited": 2.5}], []):
-        report = json.dumps({"queue": "a, b", "queues": waiting})
-        shop.names["listener"].send_source(SimpleNamespace(latestOffset=report), query="q")
-    assert sent == [("backlog", 1), ("oldest_seconds", 2.5), ("backlog", 0), ("oldest_seconds", 0)]
+    for gauge in gauges:
+        assert gauge is not None
+        assert gauge.value == 0
+        assert gauge.labels["query"] == "orders"
+        assert gauge.labels["queue"].endswith("Shop.Orders")
+        assert gauge.labels["database"]
+    assert (value("rows_total"), value("failed")) == (12, 0)
+    alerts = {each.strip("`") for each in table("docs/guide/monitoring.md", "alerts").column()}
+    assert alerts <= {*metrics.GAUGES, *metrics.COUNTERS}
 
 
 def test_the_statements_of_the_page_of_sql(spark_shop: SparkSession, shop: Shop) -> None:

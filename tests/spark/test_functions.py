@@ -38,7 +38,7 @@ from sqlq_spark.functions import (
     retry_later,
     return_to_source,
     send,
-    time_sent,
+    sent_at,
     wire_time,
 )
 from sqlq_spark.functions.expressions import STRICT, wire_text
@@ -306,7 +306,7 @@ def test_the_columns_of_audited_and_failed_messages(spark: SparkSession) -> None
         lambda json: [
             *audit(json=json),
             *failure(json=json),
-            time_sent("headers", json=json).alias("sent"),
+            sent_at("headers", json=json).alias("sent"),
             deliver_at("headers", json=json).alias("due"),
         ],
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
-from datetime import date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -101,8 +101,14 @@ BAD: list[tuple[bytes | None, str]] = [
 ]
 
 
-def test_bodies_become_columns_or_go_to_the_error_queue(queue: SparkQueue) -> None:
-    """Bad ones have reason, headers and id. A retry that fails again is not acknowledged."""
+def test_bodies_become_columns_or_go_to_the_error_queue(
+    queue: SparkQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    Bad ones have reason, headers and id. A retry that fails again is not acknowledged.
+
+    The totals count them, and a warning names the error queue and the most frequent reason.
+    """
     error, control = queue.another("error"), queue.another("ServiceControl")
     made, given = receiving(queue, schema=DDL, error_queue=error.name)
     for at, (body, _) in enumerate([*GOOD, *BAD]):
@@ -113,6 +119,10 @@ def test_bodies_become_columns_or_go_to_the_error_queue(queue: SparkQueue) -> No
 
     rows = sorted(delta_rows(queue.folder / "table"), key=lambda row: row["seq"])
     assert totals["messages"] == len(GOOD) + len(BAD)
+    assert (totals["failed"], totals["error_queue"]) == (len(BAD), error.name)
+    [warning] = [each for each in caplog.messages if "does not fit the schema went to" in each]
+    assert f"{len(BAD)} messages whose body does not fit the schema went to {error.name}" in warning
+    assert "the body is not one JSON object: " in warning
     assert [row["body"] for row in rows] == [body for body, _ in GOOD]
     for row, (_, expected) in zip(rows, GOOD, strict=True):
         assert {name: row[name] for name in expected} == expected
@@ -237,12 +247,13 @@ def test_rows_become_json(queue: SparkQueue) -> None:
     assert {headers["NServiceBus.ContentType"] for headers, _ in sent} == {"application/json"}
 
 
-def test_old_rows_are_deleted(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("received", ["receivedAt", "received"])
+def test_old_rows_are_deleted(spark: SparkSession, tmp_path: Path, received: str) -> None:
     """A row's age counts from its arrival, so an endpoint whose clock is behind loses nothing."""
     table = str(tmp_path / "table")
     ages = spark.createDataFrame([(40, 40), (0, 0), (30, 30), (9000, 0)], "ended int, arrived int")
     now = "current_timestamp() - make_dt_interval"
-    frame = ages.selectExpr("*", f"{now}(arrived) AS received", f"to_date({now}(ended)) AS date")
+    frame = ages.selectExpr("*", f"{now}(arrived) AS {received}", f"to_date({now}(ended)) AS date")
     given: dict[str, Any] = {"url": "postgresql:///", "table": table, "checkpoint": "c"}
     settings = audit_to_delta.AuditSettings(**given, retention_days=30)
 
@@ -262,9 +273,11 @@ def test_a_stream_that_runs_on_deletes_after_each_batch_and_ends_by_sigterm(
     """The stream ends after its batch, and its totals are those of all batches."""
     table, commits = queue.folder / "table", queue.checkpoint / "commits"
     more = {"trigger": "100 milliseconds", "retention_days": 1e-6}
+    yesterday = datetime.now(UTC) - timedelta(days=1)
+    ended = yesterday.strftime("%Y-%m-%d %H:%M:%S:%f Z")
     given = settings("audit_to_delta", queue, queue.folder, most=1, **more)
     for _ in range(2):
-        queue.put('{"NServiceBus.ProcessingEnded": "2026-01-01 17:05:10:000000 Z"}')
+        queue.put(dumps({"NServiceBus.ProcessingEnded": ended}))
     queue.put("{}")
 
     with sigterm_when((commits / "2").exists):
@@ -273,6 +286,66 @@ def test_a_stream_that_runs_on_deletes_after_each_batch_and_ends_by_sigterm(
     assert totals == {"messages": 3, "batches": 3, "deletedMessages": 2}
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert len(delta_rows(table)) == 1
+
+
+def test_a_table_that_exists_keeps_its_columns(
+    queue: SparkQueue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bodies and new names are for new tables. The job prints the setting that adds bodies."""
+    table = queue.folder / "table"
+    given = settings("audit_to_delta", queue, queue.folder)
+    kept = {"limited": {"body_limit": "1"}, "all": {}}
+    old = "id STRING, timeSent TIMESTAMP, received TIMESTAMP, date DATE"
+    queue.spark.createDataFrame([], old).write.format("delta").partitionBy("date").save(str(table))
+
+    queue.put("{}", b"old")
+    assert run("audit_to_delta", **given).code == 0
+    assert f"table {table} has no column body" in capsys.readouterr().out
+    (row,) = delta_rows(table)
+    assert {"timeSent", "received"} <= row.keys()
+    assert not {"sentAt", "receivedAt", "body"} & row.keys()
+    for name, more in kept.items():
+        queue.put("{}", b"new")
+        own = {"table": str(queue.folder / name), "checkpoint": str(queue.folder / f"{name}_c")}
+        assert run("audit_to_delta", **given | own | more).code == 0
+    made = {name: delta_rows(queue.folder / name)[0] for name in kept}
+    assert [row["body"] for row in made.values()] == [None, b"new"]
+    assert {"sentAt", "receivedAt"} <= made["all"].keys()
+
+
+def test_forged_types_and_dates_make_no_tables_and_partitions_without_end(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Later types are rows of `other`. A repeated batch is divided as before."""
+    made = module("queue_to_delta")
+    given = made.QueueToDeltaSettings(
+        url="postgresql:///s",
+        queues="q",
+        table=str(tmp_path / "t"),
+        checkpoint=str(tmp_path / "c"),
+        split=True,
+        most_tables=3,
+        names={"Named": "named"},
+    )
+
+    def shares(number: int, *types: str) -> set[str]:
+        rows = spark.createDataFrame([(each,) for each in types], "messageType string")
+        return {name for name, _, _ in made.Appender(given).shares(rows, number)}
+
+    a, b, c, d = map(table_name, "ABCD")
+    assert shares(0, "A", "A", "B") == {a, b}
+    assert shares(1, "D", "D", "C", "Named") == {d, "other", "named"}
+    assert shares(1, "D", "D", "C", "Named") == {d, "other", "named"}
+    assert shares(2, "A", "B", "C", "D", "E") == {a, b, d, "other"}
+    assert c not in shares(3, "C")
+
+    times = ["0001-01-01 00:00:00:000000 Z", "2001-02-03 00:00:00:000000 Z"]
+    texts = [({"NServiceBus.ProcessingEnded": time},) for time in times]
+    columns = "headers map<string,string>, id string, seq bigint, correlationId string, "
+    kind = columns + "corruptHeaders string, body binary"
+    frame = spark.createDataFrame([(*text, "i", 1, None, None, b"") for text in texts], kind)
+    audited = audit_to_delta.audit_rows(frame, 0)
+    assert audited.where("date <> to_date(receivedAt)").count() == 0
 
 
 # ---------------------------------------------------------------- the stream
@@ -334,7 +407,7 @@ def test_a_stream_of_one_batch_is_started_until_nothing_is_left(
     Only the first run purges, as purgeOnStartup asks. What comes after it waits, or a queue
     that is filled without end would keep the job.
     """
-    made, given = receiving(queue, form="json", most=100)
+    made, given = receiving(queue, headers_format="json", most=100)
     given = replace(given, source=given.source | {"purgeOnStartup": "true"})
     runs: list[int] = []
     watch = streams.watch

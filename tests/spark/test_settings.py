@@ -29,7 +29,7 @@ from sqlq_spark.functions import (
     retry_later,
     return_to_source,
     send,
-    time_sent,
+    sent_at,
 )
 from sqlq_spark.jobs import bodies
 from sqlq_spark.jobs.audit_to_delta import audit_rows
@@ -141,7 +141,7 @@ def everything(queue: SparkQueue) -> list[Any]:
                     header("headers", "NServiceBus.MessageId", **json).alias("id"),
                     message_types("headers", **json).alias("types"),
                     message_type("headers", **json).alias("type"),
-                    time_sent("headers", **json).alias("sent"),
+                    sent_at("headers", **json).alias("sent"),
                     deliver_at("headers", **json).alias("due"),
                     is_retried(**json).alias("again"),
                     *audit(**json),
@@ -158,7 +158,7 @@ def everything(queue: SparkQueue) -> list[Any]:
             )
         ]
         if kind == "json":
-            found.append(outcome(failures(read).drop("collected")))
+            found.append(outcome(failures(read).drop("receivedAt")))
         else:
             schemas = bodies.parse(
                 queue.spark, {"": "Total DECIMAL(10,2), number INT NOT NULL, at STRING"}, []

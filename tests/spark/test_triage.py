@@ -198,7 +198,7 @@ def retry(queue: SparkQueue, options: dict[str, str]) -> Start:
     def start(*ids: str, **more: Any) -> triage.Retry:
         settings = triage.TriageSettings(
             url=queue.place.url,
-            error_queue=errors.name,
+            queue=errors.name,
             table=table,
             mode="retry",
             ids=ids,
@@ -321,7 +321,7 @@ def test_only_failures_that_were_returned_long_ago_are_deleted(
     """One that waits for a decision or a retry stays, however old it is."""
     made = retry(retention_days=7.0)
     old, new = (f"current_timestamp() - INTERVAL {days} DAYS" for days in (8, 6))
-    made._update("true", f"collected = {old}")  # noqa: SLF001
+    made._update("true", f"receivedAt = {old}")  # noqa: SLF001
     for row, change in enumerate([f"returned = {old}", f"returned = {new}", "returned = NULL"], 1):
         made._update(f"failureId = '{row}'", f"request = 'r', {change}")  # noqa: SLF001
 

@@ -119,6 +119,17 @@ class FrozenSession:
     ended: bool | None  # None if the session has another login, so that only a DBA can end it
 
 
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """Time limits that the login has in this session, in seconds. 0 means no limit."""
+
+    transaction: float | None  # None if the server is older than version 17
+    statement: float
+
+
+NO_LIMITS = TimeLimits(transaction=None, statement=0.0)
+
+
 def connect(
     url: str, *, application: str, timeout: float, state: str, credential: str | None = None
 ) -> Connection:
@@ -129,9 +140,9 @@ def connect(
         raw, server=server, state=state, timeout=timeout, application=application
     )
     try:
-        # `connect` reads the limit before anything else. When the limit has passed, the server has
-        # ended the session, and an error can name the limit only if it is known.
-        connection.read_limit()
+        # `connect` reads the limits before anything else. When a limit has passed, the server may
+        # have ended the session, and an error can name the limit only if it is known.
+        connection.read_limits()
     except BaseException:
         connection.close()
         raise
@@ -173,7 +184,7 @@ class Connection(database.Connection):
     shapes = explain.SHAPES
     most_moved = 64 << 20
     _raw: dbapi.Connection
-    transaction_limit = 0.0  # seconds that transactions of this login may take; 0 means no limit
+    login_limits = NO_LIMITS
     _began = 0.0  # when the last statement was sent, by this process's clock
     _opened = 0.0  # when the open transaction began, by this process's clock
 
@@ -229,12 +240,12 @@ class Connection(database.Connection):
         columns = self.rows("queue_columns", database.Column, table_name=name)
         return {column.name: column.type for column in columns}
 
-    def read_limit(self) -> None:
-        """Read the limit of this login's transactions. It is the session's first statement."""
-        limit = self.value("transaction_limit")
-        if isinstance(limit, bytes):  # of a type that the driver has not found
+    def read_limits(self) -> None:
+        """Read the time limits of this login. It is the session's first statement."""
+        limits = self.row("time_limits", TimeLimits) or NO_LIMITS
+        if not isinstance(limits.statement, float):  # bytes: the type was not found
             raise errors.NamesQuoted(server=self.server)
-        self.transaction_limit = limit or 0.0
+        self.login_limits = limits
 
     def run_script(self, text: str) -> list[Any]:
         with named_refusal(), self._raw.cursor() as cursor:
@@ -405,7 +416,14 @@ class Connection(database.Connection):
         role = refusal.role if refusal else next(iter(tables), "")
         place = self._place(statement, tables.get(role), role)
         team = self._team(failure.state, place, refusal)
-        return statement_error(failure, place, took=took, refusal=refusal, team=team)
+        return statement_error(
+            failure,
+            place,
+            took=took,
+            login_limit=self.login_limits.statement,
+            refusal=refusal,
+            team=team,
+        )
 
     def _lost(self, statement: str, failure: Failure, open_for: float) -> errors.DatabaseFailure:
         """
@@ -415,7 +433,7 @@ class Connection(database.Connection):
         If the transaction was open for as long as transaction_timeout, then that limit is named as
         the reason.
         """
-        limit = self.transaction_limit
+        limit = self.login_limits.transaction or 0.0
         is_late = limit > 0 and open_for >= LIMIT_REACHED * limit and failure.state == NO_SQLSTATE
         if failure.state == TRANSACTION_TIMEOUT or is_late:
             value = f"{limit:g} s" if limit > 0 else "a time that was set after it connected"

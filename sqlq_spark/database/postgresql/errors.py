@@ -202,6 +202,7 @@ def statement_error(
     place: Place,
     *,
     took: float,
+    login_limit: float = 0.0,
     refusal: Refusal | None = None,
     team: tuple[str, str] | None = None,
 ) -> errors.DatabaseFailure:
@@ -212,13 +213,19 @@ def statement_error(
         failure: what the server reported.
         place: the statement, and the table because of which it failed.
         took: seconds until the statement failed.
+        login_limit: seconds that the login's statement_timeout gives a statement, or 0.
         refusal: what the catalogue says of that table. None if the catalogue was not asked.
         team: a state schema that this login may not use, and the roles that may use it.
     """
     state = failure.state
     text = failure.text
     fix = ""
+    has_stricter_login = 0 < login_limit < place.seconds
+    if state == "57014" and has_stricter_login:
+        place = replace(place, seconds=login_limit)
     kind = kind_of(state, place, took, refusal)
+    if state == "57014" and has_stricter_login and kind is errors.TimedOut:
+        kind = errors.StatementLimited
     if state == "55P03":
         place = replace(place, seconds=place.lock_seconds)
     if kind is errors.TimeZoneNotFound and place.statement == "endpoint_zone":

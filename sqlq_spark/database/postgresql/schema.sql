@@ -20,7 +20,7 @@ $do$
 --   write no index entries (HOT). Only the first acknowledgement changes the key of an index.
 -- - `query_id` and `spark_batch` are Spark's names for the last acknowledged batch. The plan may only be
 --   used for batches above those in `plan_high_water`. `removed` is set while the stream is in no list.
--- - `driver` of `heartbeat` is `driver` of `stream`, when that process has taken a stream over.
+-- - `stream` of `heartbeat` is null until the process knows its stream.
 -- - A row of `receipt` is inserted in the transaction that deletes its messages from the queue. Only a
 --   replay reads it. It is deleted when its batch is acknowledged. Its payload is compressed already, so
 --   the server must not try to compress it again.
@@ -73,6 +73,7 @@ BEGIN
     -- the process that runs a stream, and when it last wrote that it does
     CREATE TABLE {state}.heartbeat (
         driver  varchar(36)  PRIMARY KEY,
+        stream  varchar(36),
         login   name         NOT NULL DEFAULT current_user,
         name    varchar(200),
         queue   text         NOT NULL,

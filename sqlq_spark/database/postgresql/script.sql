@@ -81,7 +81,7 @@ GRANT SELECT, INSERT,
               query_name, removed, messages, expired, diverted, forwarded, seen)
    ON {state}.stream TO {role};
 GRANT SELECT, INSERT, UPDATE (stream, run_id) ON {state}.query_reader TO {role};
-GRANT SELECT, DELETE, UPDATE (beat), INSERT (driver, name, queue, host, process, shared)
+GRANT SELECT, DELETE, UPDATE (stream, beat), INSERT (driver, stream, name, queue, host, process, shared)
    ON {state}.heartbeat TO {role};
 GRANT SELECT, DELETE, UPDATE (settled),
       INSERT (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes, query_id,

@@ -16,7 +16,8 @@ BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_tem
 -- Begins a transaction of several statements. It is sent to the server in one message, for which its
 -- values are written into its text. All settings hold for this transaction only, because a pooler may
 -- lend the session to others.
--- - The timeouts have the value of the connection's timeout. statement_timeout does not end a COPY that
+-- - The timeouts have the value of the connection's timeout. If the login has a shorter statement_timeout,
+--   that one stays, because a DBA has set it as a limit. statement_timeout does not end a COPY that
 --   waits for its client. The TCP settings end such a COPY when, for as long as the timeout, the client's
 --   machine is gone or has read nothing. tcp_user_timeout is set on Linux only, because any other server
 --   would write a line to its log.
@@ -30,7 +31,11 @@ BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_tem
 -- - client_min_messages hides the notices of triggers, because they may contain texts of messages.
 {begin_alone};
 SELECT set_config('client_min_messages', 'error', true),
-       set_config('statement_timeout', CAST(:milliseconds AS text), true),
+       set_config('statement_timeout',
+                  CASE WHEN current_setting('statement_timeout')::interval
+                            BETWEEN interval '1 ms' AND :milliseconds * interval '1 ms'
+                       THEN current_setting('statement_timeout')
+                       ELSE CAST(:milliseconds AS text) END, true),
        set_config('lock_timeout', CAST(:milliseconds AS text), true),
        set_config('idle_in_transaction_session_timeout', CAST(:milliseconds AS text), true),
        set_config('tcp_user_timeout',
@@ -46,11 +51,13 @@ SELECT set_config('client_min_messages', 'error', true),
                   CASE WHEN getdatabaseencoding() = 'SQL_ASCII' THEN 'SQL_ASCII'
                        ELSE current_setting('client_encoding') END, true)
 
--- name: transaction_limit
--- Reads how long a transaction of this login may take. When the time is over, the server ends the
--- transaction and the session.
--- Returns: seconds; 0 if there is no limit; null if the server is older than version 17
-SELECT extract(epoch FROM current_setting('transaction_timeout', true)::interval)::float8
+-- name: time_limits
+-- Reads the login's time limits. After transaction_timeout the server ends the transaction and the session.
+-- After statement_timeout it ends the statement.
+-- Returns: transaction float8, statement float8: seconds, 0 if there is no limit. transaction is null if the
+--          server is older than version 17
+SELECT extract(epoch FROM current_setting('transaction_timeout', true)::interval)::float8 AS transaction,
+       extract(epoch FROM current_setting('statement_timeout')::interval)::float8 AS statement
 
 -- name: set_lock_timeout
 -- Sets how long the open transaction waits for a lock, from now until it ends.

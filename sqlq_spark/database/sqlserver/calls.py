@@ -33,7 +33,7 @@ LACKS: frozenset[StatementName] = frozenset(
         "end_frozen",  # ending a session needs a right on the whole server
         "begin_alone",  # here a statement needs no transaction around it
         "skip_taken",  # a login that may only insert cannot choose a RowVersion
-        "transaction_limit",  # the server has no limit for a transaction
+        "time_limits",  # the server has no time limits of a login
         "why_refused",  # an error has a number, and its text names the object
     }
 )

@@ -28,7 +28,7 @@ IF SCHEMA_ID({state_name}) IS NULL
 -- - Only the first acknowledgement changes the key of an index of `stream`. `query_id` and `spark_batch`
 --   are Spark's names for the last acknowledged batch. The plan may only be used for batches above those
 --   in `plan_high_water`. `removed` is set while the stream is in no list.
--- - `driver` of `heartbeat` is `driver` of `stream`, when that process has taken a stream over.
+-- - `stream` of `heartbeat` is null until the process knows its stream.
 -- - A row of `receipt` is inserted in the transaction that deletes its messages from the queue. Only a
 --   replay reads it. It is deleted when its batch is acknowledged. Its payload is never in the page of
 --   its row, so that receipts can be listed without reading payloads. A large payload is one row, because
@@ -85,6 +85,7 @@ BEGIN
     -- the process that runs a stream, and when it last wrote that it does
     CREATE TABLE {state}.heartbeat (
         driver  nvarchar(36)  COLLATE Latin1_General_100_BIN2 NOT NULL PRIMARY KEY,
+        stream  nvarchar(36)  COLLATE Latin1_General_100_BIN2 NULL,
         login   nvarchar(128) COLLATE Latin1_General_100_BIN2 NOT NULL DEFAULT USER_NAME(),
         name    nvarchar(200) COLLATE Latin1_General_100_BIN2 NULL,
         queue   nvarchar(max) COLLATE Latin1_General_100_BIN2 NOT NULL,

@@ -23,6 +23,7 @@ BEGIN
     ALTER TABLE {state}.dispatch_log RENAME COLUMN version_4 TO version_5;
     CREATE TABLE {state}.heartbeat (
         driver  varchar(36)  PRIMARY KEY,
+        stream  varchar(36),
         login   name         NOT NULL DEFAULT current_user,
         name    varchar(200),
         queue   text         NOT NULL,
@@ -44,8 +45,8 @@ BEGIN
          WHERE c.oid = '{state_escaped}.stream'::regclass
            AND r.privilege_type = 'UPDATE' AND r.grantee <> c.relowner
     LOOP
-        EXECUTE 'GRANT SELECT, DELETE, UPDATE (beat), INSERT (driver, name, queue, host, process, shared)'
-                ' ON {state_escaped}.heartbeat TO ' || login;
+        EXECUTE 'GRANT SELECT, DELETE, UPDATE (stream, beat),'
+                ' INSERT (driver, stream, name, queue, host, process, shared) ON {state_escaped}.heartbeat TO ' || login;
     END LOOP;
     FOR login IN
         SELECT DISTINCT CASE WHEN r.grantee = 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(r.grantee)) END
