@@ -414,8 +414,12 @@ def test_all_tables_are_locked_and_checked_before_a_row_is_inserted(bench: Bench
     assert bench.waiting_bodies("orders") == [b"0", b"2", b"3"]
     assert bench.waiting_bodies("mail") == [b"2"]
     assert [row.body for row in bench.dotnet.delayed_rows(waits)] == [b"1"]
-    said = bench.statements[: bench.statements.index("commit") + 1]
-    assert said[said.index("load") :] == ["load", "load", "load", "commit"]
+    said = bench.statements[: bench.statements.index("commit")]
+    inserted = said[said.index("load") :]
+    assert inserted[:3] == ["load", "load", "load"]
+    # a table that a sender cannot lock is looked at once more before the commit
+    looks = {"table_owners"} if "lock_insert" in bench.connection.lacks else set()
+    assert {*inserted[3:]} == looks
 
 
 @pytest.mark.parametrize("delivery", DELIVERIES)

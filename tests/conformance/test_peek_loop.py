@@ -178,7 +178,8 @@ def test_a_queue_that_cannot_be_looked_at_keeps_no_receipts_of_another(bench: Be
     """What Spark has committed is acknowledged, even if the next batch cannot be planned."""
     send(bench, 1)
     clock, second = Clock(), bench.create_queue("second")
-    loop = bench.stream_driver(clock, queues=f"{bench.queue_address}, {bench.address('second')}")
+    listed = f"{bench.queue_in_options}, {bench.dotnet.in_list('second')}"
+    loop = bench.stream_driver(clock, queues=listed)
     end, _ = bench.run_batch(loop)
     bench.dotnet.dba.drop(second)
     clock.now += 60
