@@ -130,8 +130,8 @@ def test_heartbeats_go_on_while_a_batch_runs(bench: Bench) -> None:
     with bench.uncommitted_task(task, "long"):
 
         def many() -> bool:
-            (found,) = list_heartbeats(bench)
-            seen.add(found.beat)
+            # SQL Server leaves out a row that is being written
+            seen.update(found.beat for found in list_heartbeats(bench))
             return len(seen) > 10
 
         until(many)

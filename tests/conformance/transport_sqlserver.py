@@ -187,7 +187,8 @@ _DBA = {
     "rewrite": "UPDATE {queue} SET Headers = CAST(:headers AS nvarchar(max))",
     # an UPDATE cannot give the number; after it they go on as before
     "put_at": (
-        "DECLARE @next bigint = ISNULL((SELECT MAX(RowVersion) FROM {queue}), 0);"
+        "DECLARE @next bigint = ISNULL((SELECT CAST(last_value AS bigint) FROM sys.identity_columns"
+        " WHERE object_id = OBJECT_ID(N'{text}')), 0);"
         " SET IDENTITY_INSERT {queue} ON;"
         " INSERT INTO {queue} (Id, Recoverable, Headers, RowVersion)"
         " VALUES (NEWID(), 1, N'{{}}', CAST(:seq AS bigint));"
@@ -257,6 +258,11 @@ SELECT o.name, CASE o.type WHEN 'V' THEN 'VIEW' ELSE 'TABLE' END
  WHERE s.name = ? AND o.type IN ('U', 'V')
  ORDER BY o.type DESC
 """
+_OWNED = """
+SELECT QUOTENAME(SCHEMA_NAME(schema_id)) + N'.' + QUOTENAME(name)
+  FROM sys.objects
+ WHERE principal_id = DATABASE_PRINCIPAL_ID(?) AND type = 'U'
+"""
 _SESSIONS_OF = "SELECT session_id FROM sys.dm_exec_sessions WHERE login_name = ?"
 _SESSION = "SELECT 1 FROM sys.dm_exec_sessions WHERE session_id = {}"
 
@@ -266,7 +272,13 @@ class SQLServerDBA(DBA):
     """A sysadmin of SQL Server."""
 
     def drop_login(self, login: Login) -> None:
-        """Drop a login when its sessions have ended, because SQL Server refuses it before."""
+        """
+        Drop a login when its sessions have ended, because SQL Server refuses it before.
+
+        Its tables get the owner of their schema, because SQL Server drops no owner of tables.
+        """
+        for (table,) in self.dotnet.execute(_OWNED, login.name):
+            self.dotnet.execute(f"ALTER AUTHORIZATION ON OBJECT::{table} TO SCHEMA OWNER")
         while found := self.dotnet.execute(_SESSIONS_OF, login.name):
             for (session,) in found:
                 self.dotnet.execute(f"IF EXISTS ({_SESSION.format(session)}) KILL {int(session)}")
