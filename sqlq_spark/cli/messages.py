@@ -305,7 +305,7 @@ AGAIN = (
     "checkpoint can no longer be used for these batches"
 )
 RECEIPT_COLUMNS = (
-    *map(ShownColumn, ("stream", "batch", "task", "messages")),
+    *map(ShownColumn, ("stream", "batch", "task", "query_id", "spark_batch", "messages")),
     ShownColumn("size", "bytes", byte_size),
     ShownColumn("settled"),
     ShownColumn("created", form=ago),

@@ -158,6 +158,24 @@ def test_copies_and_poison_are_not_returned(run: Run, place: Place) -> None:
 STREAMS = ("--stream", STREAM)
 
 
+def test_list_has_the_names_that_sinks_store(run: Run, orders: str, place: Place) -> None:
+    """They are Spark's id of the query and number of the batch, if Spark gave them."""
+    put(place, orders, times=2)
+    for batch in (1, 2):
+        received(place, messages=1, batch=batch)
+    change = "SET query_id = %s, spark_batch = 7 WHERE batch = 2"
+    place.sql(f"UPDATE {place.state}.receipt {change}", STREAM[::-1])
+
+    first, second = run("receipts", "list", "--json").objects
+    table = run("receipts", "list").out
+
+    assert (first["query_id"], first["spark_batch"]) == (None, None)
+    assert (second["query_id"], second["spark_batch"]) == (STREAM[::-1], 7)
+    assert [STREAM, "2", "0", STREAM[::-1], "7", "1"] in [
+        line.split()[:6] for line in table.splitlines()
+    ]
+
+
 def test_show_finds_a_message_by_either_of_its_ids(run: Run, orders: str, place: Place) -> None:
     """
     `receipts show` prints the receipt, the headers and the whole body.
