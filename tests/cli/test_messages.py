@@ -94,6 +94,25 @@ def test_a_browse_obeys_no_character_and_can_be_sent_again(
     assert all(text in table for text in ("Placed", "(corrupt headers)", "[red]·[2J a·31mb·c·d"))
 
 
+def test_a_browse_of_an_error_queue_shows_what_failed_where(run: Run, place: Place) -> None:
+    """Exception and endpoint are columns as soon as one message has failed, and only then."""
+    error = address(place, "error")
+    run("create", error)
+    put(place, error, wire.dumps({wire.PROCESSING_ENDPOINT: "Shop.Audited"}), b"1")
+    before = run("browse", error).out
+    exception = f"{wire.EXCEPTION_INFO}ExceptionType"
+    failed = {wire.FAILED_Q: "q", wire.PROCESSING_ENDPOINT: "Shop\x1b[2J", exception: "System.Late"}
+    put(place, error, wire.dumps(failed), b"2")
+    put(place, error, "[]")
+
+    title, head, *_, last, corrupt = run("browse", error).out.splitlines()
+
+    assert "endpoint" not in before
+    assert (title.strip(), head.split()[3:5]) == ("messages", ["exception", "endpoint"])
+    assert last.split() == ["2", "-", "-", "Late", "Shop·[2J", "-", "1", "B", "2"]
+    assert corrupt.split()[1:6] == ["(corrupt", "headers)", "-", "-", "-"]
+
+
 # ---------------------------------------------------------------- retry
 
 
