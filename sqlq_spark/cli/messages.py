@@ -337,6 +337,7 @@ def return_planned(
 # ---------------------------------------------------------------- receipts
 
 receipts_app = Typer(
+    cls=cli.Group,
     help="List, show, return or drop what streams received and have not acknowledged.",
     no_args_is_help=True,
 )
