@@ -189,6 +189,33 @@ def test_the_owner_of_the_database_with_createrole_runs_the_script(
     assert run("purge", "Shop.Later", "--yes", "--url", own_login("operator")).code == 0
 
 
+def test_a_role_may_connect_where_public_may_not(run: Run, place: Place, owner: str) -> None:
+    """The owner of the database can grant it."""
+    place.sql(f"REVOKE CONNECT ON DATABASE {place.connection.info.dbname} FROM PUBLIC")
+    execute(owner, script(run, place, QUEUE))
+    place.sql(f"CREATE ROLE {role(place, 'spark')} LOGIN PASSWORD 'secret'")
+    spark = as_login(place.url, role(place, "spark"), "secret").url
+    with pytest.raises(psycopg.OperationalError, match="CONNECT"):
+        execute(spark, "SELECT")
+
+    place.sql(f"GRANT {role(place, 'reader')} TO {role(place, 'spark')}")
+
+    execute(spark, f"SELECT FROM {QUEUE}")
+
+
+def test_the_login_that_installed_removes_everything(run: Run, place: Place, owner: str) -> None:
+    """The page's statements drop the state tables and both roles, though it is no superuser."""
+    execute(owner, script(run, place, QUEUE, *ALL, "--state-schema", "sqlqueue_orders"))
+    page = (PAGE.parent / "dba.md").read_text("utf-8")
+    (text,) = re.findall(r"<!-- block: remove/tables -->\n```sql\n([^`]+)```", page)
+
+    execute(owner, text.replace(" orders_", f" {role(place, '')}"))
+
+    found = "SELECT rolname FROM pg_roles WHERE rolname IN (%s, %s)"
+    assert place.sql(found, role(place, "reader"), role(place, "sender")) == []
+    assert place.sql("SELECT to_regnamespace('sqlqueue_orders')") == [(None,)]
+
+
 def test_a_script_waits_for_no_table_of_a_stream_and_gives_up_on_another(
     run: Run, place: Place, owner: str
 ) -> None:

@@ -486,9 +486,21 @@ CREATE TABLE IF NOT EXISTS "public"."SubscriptionRouting" (
 DO $do$
 BEGIN
     IF to_regrole('"orders_reader"') IS NULL THEN CREATE ROLE "orders_reader" NOLOGIN; END IF;
+    IF NOT has_database_privilege('orders_reader', current_database(), 'CONNECT') THEN  -- PUBLIC lacks it
+        EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), 'orders_reader');
+    END IF;
     IF to_regrole('"orders_sender"') IS NULL THEN CREATE ROLE "orders_sender" NOLOGIN; END IF;
+    IF NOT has_database_privilege('orders_sender', current_database(), 'CONNECT') THEN  -- PUBLIC lacks it
+        EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), 'orders_sender');
+    END IF;
     IF to_regrole('"clerk"') IS NULL THEN CREATE ROLE "clerk" NOLOGIN; END IF;
+    IF NOT has_database_privilege('clerk', current_database(), 'CONNECT') THEN  -- PUBLIC lacks it
+        EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), 'clerk');
+    END IF;
     IF to_regrole('"endpoints"') IS NULL THEN CREATE ROLE "endpoints" NOLOGIN; END IF;
+    IF NOT has_database_privilege('endpoints', current_database(), 'CONNECT') THEN  -- PUBLIC lacks it
+        EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), 'endpoints');
+    END IF;
 END
 $do$;
 
