@@ -27,6 +27,7 @@ def golden(dialect: str) -> str:
         state=state,
         subscriptions=QueueAddress("SubscriptionRouting", names_of(url).default_schema),
         roles=Roles(reader=reader, sender=sender, operator="clerk", producer="endpoints"),
+        login="spark_orders",
         body_string=True,
         delayed=True,
         database="shop",

@@ -82,10 +82,17 @@ class Roles:
     def __post_init__(self) -> None:
         """Reject names that are too long, or that would end a comment of the script."""
         for role, name in asdict(self).items():
-            size = 1 if name is None else len(name.encode("utf-8", "replace"))
-            if not 0 < size <= 63 or (name and re.search(UNUSABLE, name)):  # noqa: PLR2004
-                expected = "a role's name of at most 63 bytes, in one line"
-                raise BadOption(option=f"--{role}", found=name, expected=expected)
+            check_role_name(f"--{role}", name)
+
+
+def check_role_name(option: str, name: str | None) -> None:
+    """Reject a name that is too long, or that would end a comment of the script."""
+    if name is None:
+        return
+    size = len(name.encode("utf-8", "replace"))
+    if not 0 < size <= 63 or re.search(UNUSABLE, name):  # noqa: PLR2004
+        expected = "a role's name of at most 63 bytes, in one line"
+        raise BadOption(option=option, found=name, expected=expected)
 
 
 def of_domain(name: str | None) -> tuple[str, str, str]:
@@ -104,6 +111,7 @@ def write_script(
     state: str,
     subscriptions: QueueAddress | None = None,
     roles: Roles | None = None,
+    login: str | None = None,
     body_string: bool = False,
     delayed: bool = False,
     trusted: Sequence[str] = (),
@@ -121,6 +129,7 @@ def write_script(
         state: schema of the state tables.
         subscriptions: the subscription table. The script creates it, and the sender may read it.
         roles: which roles to grant to.
+        login: a login that exists. The script makes it a member of the reader and the sender.
         body_string: also add the column BodyString to each queue.
         delayed: also create the tables of delayed messages; the reader may move due messages.
         trusted: roles that may own tables that are there already, and that may add members to the
@@ -133,9 +142,10 @@ def write_script(
             database, and a GRANT cannot name one.
     """
     names = DIALECTS[dialect]
+    check_role_name("--login", login)
     role_names = {role: name for role, name in asdict(roles or Roles()).items() if name is not None}
     tables = tables_by_kind(endpoints, subscriptions, delayed=delayed)
-    given = [state, *role_names.values(), *filter(None, [database])]
+    given = [state, *role_names.values(), *filter(None, [login, database])]
     check_names(names, given, tables)
     writer = ScriptWriter(
         names=names,
@@ -156,6 +166,7 @@ def write_script(
         writer.creations(body_string=body_string),
         writer.roles([*role_names.values()]),
         *(writer.grants(role, name) for role, name in role_names.items()),
+        *([] if login is None else [writer.members(login, role_names)]),
         writer.commented["script_end"],
     ]
     return writer.dialect.join_script(parts)
@@ -210,7 +221,13 @@ class ScriptWriter:
     words: Mapping[str, str]  # what is put into braces of any part, by the word in the braces
 
     def fill(
-        self, text: str, tables: Tables | None = None, *, role: str = "", roles: str = ""
+        self,
+        text: str,
+        tables: Tables | None = None,
+        *,
+        role: str = "",
+        roles: str = "",
+        login: str = "",
     ) -> str:
         """Put the names of tables and of a role into the braces of a statement."""
         quoted = self.names.quote_name(role)
@@ -222,6 +239,7 @@ class ScriptWriter:
             role=quoted,
             role_escaped=_escape(quoted),
             roles=roles,
+            login=self.names.quote_name(login),
             **self.words,
         )
 
@@ -254,8 +272,7 @@ class ScriptWriter:
         """Return the part that grants a role its rights, below the first statement's comment."""
         bare = self.dialect.STATEMENTS
         rights_by_kind = ROLE_RIGHTS[role]
-        first = next(iter(rights_by_kind.values()))[0]
-        comment = self.commented[first].removesuffix(bare[first])
+        comment = self.comment(next(iter(rights_by_kind.values()))[0])
         filled = (
             self.fill(grant, tables, role=name)
             for kind, rights in rights_by_kind.items()
@@ -263,6 +280,17 @@ class ScriptWriter:
             for grant in bare[right].split(";\n")
         )
         return self.fill(comment, role=name) + _join(filled)
+
+    def members(self, login: str, role_names: Mapping[str, str]) -> str:
+        """Return the part that makes a login a member of the reader and the sender."""
+        bare = self.dialect.STATEMENTS["script_member"]
+        names = [role_names[role] for role in ("reader", "sender") if role in role_names]
+        filled = (self.fill(bare, role=name, login=login) for name in names)
+        return self.comment("script_member") + _join(filled)
+
+    def comment(self, name: StatementName) -> str:
+        """Return the comment above a statement."""
+        return self.commented[name].removesuffix(self.dialect.STATEMENTS[name])
 
 
 def _escape(text: str) -> str:

@@ -160,6 +160,13 @@ NewSubscriptionTable = Annotated[
     str | None,
     Option(help="Also create this table, and let the sender publish with it."),
 ]
+SparkLogin = Annotated[
+    str | None,
+    Option(
+        "--login",
+        help="Also give the rights of reader and sender to this login, which must exist.",
+    ),
+]
 OnlyDatabase = Annotated[
     str | None,
     Option(help="The database it is for. In another one the script does nothing."),
@@ -189,6 +196,7 @@ def script_command(
     no_sender: NoSender = False,
     operator: OperatorRole = None,
     producer: ProducerRole = None,
+    login: SparkLogin = None,
     subscription_table: NewSubscriptionTable = None,
     database: OnlyDatabase = None,
 ) -> None:
@@ -213,6 +221,7 @@ def script_command(
             operator=operator,
             producer=producer,
         ),
+        login=login,
         delayed=shared.delayed,
         body_string=shared.body_string,
         trusted=options.trusted_owners,

@@ -91,8 +91,8 @@ StatementName = Literal[
     # script.sql
     "script_begin", "script_check", "script_roles", "script_role", "script_reader", "script_sender",
     "script_operator", "script_receive", "script_send", "script_divert", "script_produce",
-    "script_move", "script_delay", "script_publish", "script_subscribe", "script_login",
-    "script_end",
+    "script_move", "script_delay", "script_publish", "script_subscribe", "script_member",
+    "script_login", "script_end",
     # selftest.sql
     "selftest_facts", "selftest_locks", "selftest_end", "selftest_remains", "selftest_costs",
 ]

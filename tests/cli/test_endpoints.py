@@ -190,17 +190,18 @@ def test_the_owner_of_the_database_with_createrole_runs_the_script(
 
 
 def test_a_role_may_connect_where_public_may_not(run: Run, place: Place, owner: str) -> None:
-    """The owner of the database can grant it."""
+    """The owner of the database can grant it. `--login` also takes the last step."""
     place.sql(f"REVOKE CONNECT ON DATABASE {place.connection.info.dbname} FROM PUBLIC")
-    execute(owner, script(run, place, QUEUE))
-    place.sql(f"CREATE ROLE {role(place, 'spark')} LOGIN PASSWORD 'secret'")
-    spark = as_login(place.url, role(place, "spark"), "secret").url
+    login = role(place, "spark")
+    place.sql(f"CREATE ROLE {login} LOGIN PASSWORD 'secret'")
+    spark = as_login(place.url, login, "secret").url
     with pytest.raises(psycopg.OperationalError, match="CONNECT"):
         execute(spark, "SELECT")
 
-    place.sql(f"GRANT {role(place, 'reader')} TO {role(place, 'spark')}")
+    execute(owner, script(run, place, QUEUE, "--login", login))
 
-    execute(spark, f"SELECT FROM {QUEUE}")
+    execute(spark, f"SELECT FROM {QUEUE}", "SELECT FROM sqlqueue.dispatch_log")
+    place.sql(f"DROP ROLE {login}")  # before the owner of the database, who has made it a member
 
 
 def test_the_login_that_installed_removes_everything(run: Run, place: Place, owner: str) -> None:

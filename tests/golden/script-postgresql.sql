@@ -600,4 +600,8 @@ GRANT USAGE ON SEQUENCE "public"."Shop.Orders_seq_seq" TO "endpoints";
 GRANT INSERT ON "public"."Shop.Orders.web1" TO "endpoints";
 GRANT USAGE ON SEQUENCE "public"."Shop.Orders.web1_seq_seq" TO "endpoints";
 
+-- Gives the rights to the login of the Spark job, which must exist already.
+GRANT "orders_reader" TO "spark_orders";
+GRANT "orders_sender" TO "spark_orders";
+
 COMMIT;

@@ -548,6 +548,10 @@ GRANT INSERT, UPDATE, DELETE ON [dbo].[SubscriptionRouting] TO [clerk];
 GRANT INSERT ON [dbo].[Shop.Orders] TO [endpoints];
 GRANT INSERT ON [dbo].[Shop.Orders.web1] TO [endpoints];
 
+-- Gives the rights to the login of the Spark job, which must exist already.
+ALTER ROLE [orders_reader] ADD MEMBER [spark_orders];
+ALTER ROLE [orders_sender] ADD MEMBER [spark_orders];
+
 GO
 -- After an error the transaction may still be open, if the tool keeps the session.
 SET NOEXEC OFF;

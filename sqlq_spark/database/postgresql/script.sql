@@ -147,6 +147,10 @@ GRANT SELECT ON {subscriptions} TO {role}
 -- name: script_subscribe
 GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
 
+-- name: script_member
+-- Gives the rights to the login of the Spark job, which must exist already.
+GRANT {role} TO {login}
+
 -- name: script_login
 -- Creates a login that is a member of a role. The selftest creates one for each role.
 CREATE ROLE {login} LOGIN PASSWORD '{password}';
