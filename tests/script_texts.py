@@ -19,6 +19,7 @@ def golden(dialect: str) -> str:
     """The script of a domain: an endpoint with an instance, and tables of all kinds."""
     url = f"{DIALECTS[dialect].schemes[0]}://host/shop"
     state, reader, sender = of_domain("orders")
+    words = "--domain orders --database shop" + " --dialect sqlserver" * (dialect == "sqlserver")
     shop = endpoint(
         url, "Shop.Orders", instances=["web1"], error="error", audit="audit", delayed=True
     )
@@ -31,6 +32,7 @@ def golden(dialect: str) -> str:
         body_string=True,
         delayed=True,
         database="shop",
+        command=f"sqlqueue script Shop.Orders {words}",
         dialect=dialect,
     )
 

@@ -16,10 +16,11 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain, product
 from typing import TYPE_CHECKING, NamedTuple
 
+from sqlq_spark import __version__
 from sqlq_spark.database import dialect_named
-from sqlq_spark.database.migrations import STEPS
+from sqlq_spark.database.migrations import STATE_VERSION, STEPS
 from sqlq_spark.database.statements import Statements
-from sqlq_spark.errors import BadAddress, BadOption
+from sqlq_spark.errors import BadAddress, BadOption, clean
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.names import names_of, parse_queue
 from sqlq_spark.wire.address import DELAYED, QueueAddress, delayed_of
@@ -116,6 +117,7 @@ def write_script(
     delayed: bool = False,
     trusted: Sequence[str] = (),
     database: str | None = None,
+    command: str | None = None,
     dialect: str = DEFAULT_DIALECT,
 ) -> str:
     """
@@ -135,6 +137,8 @@ def write_script(
         trusted: roles that may own tables that are there already, and that may add members to the
             script's roles.
         database: in any other database the script does nothing.
+        command: the command line that prints it. Only with one the script has a head, for the tool
+            of a DBA. The head names release, command line and version of the state tables.
         dialect: the name of the dialect.
 
     Raises:
@@ -169,7 +173,8 @@ def write_script(
         *([] if login is None else [writer.members(login, role_names)]),
         writer.commented["script_end"],
     ]
-    return writer.dialect.join_script(parts)
+    text = writer.dialect.join_script(parts)
+    return text if command is None else writer.head(command) + text
 
 
 def tables_by_kind(
@@ -219,6 +224,16 @@ class ScriptWriter:
     state: str  # schema of the state tables
     tables: Mapping[str, Sequence[Tables]]  # by kind
     words: Mapping[str, str]  # what is put into braces of any part, by the word in the braces
+
+    def head(self, command: str) -> str:
+        """Return the lines above the script. No name of the command line ends its comment."""
+        shown = clean(command)
+        self.names.check_for_script(shown)
+        return (
+            f"-- {shown}\n"
+            f"-- printed by release {__version__}, with state tables of version {STATE_VERSION}\n"
+            f"{self.names.script_settings}"
+        )
 
     def fill(
         self,

@@ -13,11 +13,12 @@ not sent.
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import asdict, replace
 from functools import partial
 from operator import gt
-from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from typer import Argument, Option, Typer
 
@@ -173,6 +174,9 @@ OnlyDatabase = Annotated[
 ]
 
 
+COMMAND_LINE = "sqlq_spark.command_line"  # the key in the context of `script`
+
+
 class ScriptCommand(cli.OfflineCommand):
     """The options of `script`."""
 
@@ -182,6 +186,11 @@ class ScriptCommand(cli.OfflineCommand):
         "trusted_owners",
         *cli.OfflineCommand.shared,
     )
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - as in click
+        """Keep the command line, which the script names."""
+        ctx.meta[COMMAND_LINE] = shlex.join(["sqlqueue", "script", *args])
+        return super().parse_args(ctx, args)
 
 
 @app.command("script", cls=ScriptCommand)
@@ -226,6 +235,7 @@ def script_command(
         body_string=shared.body_string,
         trusted=options.trusted_owners,
         database=database,
+        command=context.meta[COMMAND_LINE],
         dialect=dialect,
     )
     if shared.as_json:

@@ -1,3 +1,6 @@
+-- sqlqueue script Shop.Orders --domain orders --database shop
+-- printed by release 0.2.0, with state tables of version 5
+\set ON_ERROR_STOP on
 -- Run this as a superuser. Or run it as the owner of the database, if that login has CREATEROLE,
 -- and owns the schemas and queues that exist already, or is a member of the roles that do.
 -- Members of the roles below are one team: each can read, change and return what the others received.

@@ -1,3 +1,5 @@
+-- sqlqueue script Shop.Orders --domain orders --database shop --dialect sqlserver
+-- printed by release 0.2.0, with state tables of version 5
 -- Run this by `sqlcmd -b -I -f 65001 -d shop` as a member of db_owner.
 -- Members of the roles below are one team: each can read, change and return what the others received.
 -- Print another script with --domain for another team. It waits 3 s for a lock, and then ends with error

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pytest
 import yaml
+from cli.commands import without_psql
 
 from sqlq_spark import errors
 
@@ -185,7 +186,7 @@ def team(shop: Shop) -> Iterator[str]:
     }
     script, made = blocks("docs/for-the-dba.md", "setup")
     shop.run(script)
-    shop.sql(shop.printed)
+    shop.sql(without_psql(shop.printed))
     shop.run(made)
     shop.sql(f"ALTER ROLE {login} PASSWORD 'x'")
     parts = urlsplit(shop.url)
@@ -304,7 +305,7 @@ def test_what_the_page_removes_leaves_no_trace(shop: Shop) -> None:
         "PRIMARY KEY (endpoint, topic)) WITH (fillfactor = 100)"
     )
     before = shop.sql(CATALOGUE)
-    shop.sql(shop.sqlqueue(*SCRIPT, name))
+    shop.sql(without_psql(shop.sqlqueue(*SCRIPT, name)))
     shop.sqlqueue("create", "Lake")
     shop.sqlqueue("subscribe", "Shop.OrderPlaced", "--endpoint", "Lake", "--queue", "Lake")
     shop.fill(ORDERS, 10)
