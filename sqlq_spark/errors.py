@@ -278,6 +278,16 @@ class LoginUnclear(LoginRefused):
     template = "{server} refused the login: {reason}. Check user, password and the database's name."
 
 
+class PasswordMissing(LoginRefused):
+    """The server asks for a password, and none was given."""
+
+    template = (
+        "{server} refused the login, because no password was given: {reason}. Set it in the "
+        "environment variable SQLQUEUE_PASSWORD for commands and jobs (the job relay has two "
+        "variables), in the option password for Spark (see docs/security.md)."
+    )
+
+
 class CertificateRefused(LoginRefused):
     """The server refused the client's certificate, or this machine cannot read it."""
 

@@ -22,8 +22,9 @@ from processes import inheriting, naming
 from waiting import PATIENCE, until
 
 from sqlq_spark.demo import Counts, count_ids
-from sqlq_spark.errors import MissingPackage
+from sqlq_spark.errors import MissingPackage, PasswordMissing
 from sqlq_spark.testing import embedded
+from sqlq_spark.testing.queues import Database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,7 +152,7 @@ def one(url: str, text: str) -> object:
 
 
 def test_a_server_syncs_to_disk_and_every_login_needs_the_password() -> None:
-    """The password is asked for over TCP and on the socket. What is committed outlives a crash."""
+    """The password is asked for over TCP and on the socket, and our error says how to give it."""
     modes: tuple[Literal["fast", "immediate"], ...] = ("fast", "immediate")
     with embedded.run_server(tcp=True) as other, embedded.run_server(tcp=True) as server:
         names = ("fsync", "synchronous_commit", "timezone")
@@ -163,6 +164,8 @@ def test_a_server_syncs_to_disk_and_every_login_needs_the_password() -> None:
             without = url.replace(f":{server.password}", ":wrong")
             with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
                 psycopg.connect(without)
+            with pytest.raises(PasswordMissing, match="variable SQLQUEUE_PASSWORD"):
+                Database(url.replace(f":{server.password}@", "@")).queue("q")
         assert server.home.stat().st_mode & 0o777 == 0o700
         assert server.password not in repr(server)
 

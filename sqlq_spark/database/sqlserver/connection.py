@@ -118,7 +118,12 @@ def open_driver(target: Target, application: str, seconds: int) -> tuple[drivers
         raise
     except Exception as error:  # noqa: BLE001 - each driver has a tree of its own
         failure = read_error(error, target.secret)
-        raise connection_error(target.server, failure, by_token=target.by_token) from None
+        raise connection_error(
+            target.server,
+            failure,
+            by_token=target.by_token,
+            has_password=not target.lacks_password,
+        ) from None
 
 
 def context_info(application: str) -> str:
