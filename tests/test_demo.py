@@ -67,6 +67,9 @@ def test_the_demo_loses_nothing_and_repeats_nothing(folder: Path) -> None:
     done = demo(sys.executable, "-c", KILLED_ONCE, *words)
 
     assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("This takes one to five minutes.")
+    assert done.stdout.count("Spark starts again") == 1
+    assert re.search(r"0 +repeated +in the table more than once", done.stdout)
     for figure in ("4,000 +sent", "4,000 +received", "1 +kills", "0 +lost", "0 +repeated"):
         assert re.search(rf"^\s*{figure}", done.stdout, flags=re.MULTILINE)
     assert {"checkpoint", "postgresql", "spark.log", "table"} <= {*os.listdir(folder)}  # noqa: PTH208
