@@ -34,6 +34,7 @@ from sqlq_spark.database.destinations import (
     Destinations,
     run_without_failed,
 )
+from sqlq_spark.database.trust import with_other_case
 from sqlq_spark.send import subscriptions
 from sqlq_spark.send.chunk import split_delayed
 from sqlq_spark.send.delayed import check_delayed_table, delayed_routes, why_not_delayed
@@ -87,8 +88,19 @@ def send_in_transaction(
         return send({}, isolate=False)
     except errors.DatabaseFailure as error:
         if options.undeliverable_address is None or isinstance(error, PASSING_FAILURES):
-            raise
+            raise failure_to_raise(connection, options, error) from None
     return run_without_failed(partial(send, isolate=True))
+
+
+def failure_to_raise(
+    connection: Connection, options: SinkOptions, error: errors.DatabaseFailure
+) -> errors.DatabaseFailure:
+    """Return the error to raise. If it is about the queue of the options, look for other case."""
+    if not isinstance(error, errors.QueueNotFound) or options.address is None:
+        return error
+    if error.queue != connection.printed(options.address):  # a row names the queue
+        return error
+    return with_other_case(connection, error)
 
 
 def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions) -> None:
