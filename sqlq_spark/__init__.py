@@ -9,12 +9,11 @@ Spark finds the format when the package is installed. `register(spark)` register
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from sqlq_spark import versions
 from sqlq_spark.checkpoints import open_batch
-from sqlq_spark.errors import SqlQueueError, clean
+from sqlq_spark.errors import SqlQueueError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,16 +22,6 @@ __all__ = ["SqlQueueError", "__version__", "open_batch", "register"]
 __version__ = "0.2.0"
 
 versions.check_versions()  # checks only the version of Python
-
-
-def _clean_arguments(record: logging.LogRecord) -> bool:
-    """Replace control characters in the arguments, so that no name begins a new line of the log."""
-    if isinstance(record.args, tuple):
-        record.args = tuple(clean(arg) if isinstance(arg, str) else arg for arg in record.args)
-    return True
-
-
-logging.getLogger("sqlq_spark").addFilter(_clean_arguments)
 
 
 def register(spark: SparkSession) -> None:

@@ -467,6 +467,18 @@ class StatementPooling(DatabaseFailure):
     )
 
 
+class NamesQuoted(DatabaseFailure):
+    """The driver cannot read types, because of a setting of the login. Nothing was changed."""
+
+    server: str
+    template = (
+        "the driver cannot read the types of {server}, because this login has "
+        "quote_all_identifiers = on, and a pooler there rejects the option that turns it off. "
+        "A DBA can fix this with: ALTER ROLE the_user SET quote_all_identifiers = off. Then let "
+        "the pooler connect again."
+    )
+
+
 class StatementFailed(DatabaseFailure):
     """A statement failed with an error that has no class of its own."""
 

@@ -33,7 +33,7 @@ TREES = {path: [*ast.walk(ast.parse(text))] for path, text in SOURCES.items()}
 
 # each may import from its own floor's package and from the floors before it
 FLOORS = """
-errors log; wire versions checkpoints; options; database; send;
+errors; log; wire versions checkpoints; options; database; send;
 receive functions spark_api metrics; admin; datasource; jobs testing; demo; cli
 """
 FLOOR = {name: at for at, names in enumerate(FLOORS.split(";")) for name in names.split()}
@@ -185,6 +185,8 @@ OUTSIDE = {
     "datasource/write.py discard",
     "jobs/maintenance.py run",
     "receive/due.py _move",
+    "receive/heartbeat.py _run",
+    "receive/heartbeat.py beat",
     "send/insert.py send_in_transaction",
 }
 

@@ -28,6 +28,7 @@ from sqlq_spark.cli import demo, endpoints, messages, queues, selftest, streams
 from sqlq_spark.cli.options import end_by
 from sqlq_spark.cli.screen import say
 from sqlq_spark.errors import SqlQueueError
+from sqlq_spark.log import set_up
 from sqlq_spark.wire.dialects import DIALECTS
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ app.add_typer(streams.streams_app, name="streams")
 def main(words: Sequence[str] | None = None) -> None:
     """Run one command, and end the process with its exit code."""
     escape_unencodable()
+    set_up()
     try:
         app(words)
     except SqlQueueError as error:

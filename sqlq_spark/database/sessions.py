@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 from sqlq_spark import database, errors
 from sqlq_spark.database.schema import check_state
+from sqlq_spark.log import silence_retries
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,6 +112,7 @@ class Session:
         """
         import stamina  # noqa: PLC0415 - it imports asyncio, which would slow down `--help`
 
+        silence_retries()
         attempts = stamina.retry_context(
             on=self._retry_rule(), attempts=None, timeout=None, wait_max=LONGEST_PAUSE
         )

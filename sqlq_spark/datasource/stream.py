@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from sqlq_spark import spark_api
 from sqlq_spark.database.sessions import Session
-from sqlq_spark.log import warn_once
+from sqlq_spark.log import name_batch, set_up, warn_once
 from sqlq_spark.receive.batch import INITIAL, Offset, Task, group_by_partition
 from sqlq_spark.receive.driver import StreamDriver
 from sqlq_spark.receive.heartbeat import INTERVAL
@@ -67,6 +67,7 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         if self._driver is None:
             from sqlq_spark.admin import doctor  # noqa: PLC0415 - a task needs none
 
+            set_up()
             self._driver = StreamDriver(
                 self.options,
                 time.monotonic,
@@ -137,7 +138,10 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
             yield from self._read_task(task, schema)
 
     def _read_task(self, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        work = partial(receive, task=task, spark_batch=spark_api.current_batch())
+        set_up()
+        spark_batch = spark_api.current_batch()
+        name_batch(spark_batch.name, spark_batch.number)
+        work = partial(receive, task=task, spark_batch=spark_batch)
         with Session(self.options, task.name, keep_connection=True, was_reached=True) as session:
             result = session.run_with_retries(work)
             queue = session.open().canonical(task.queue)

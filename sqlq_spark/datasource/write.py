@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from sqlq_spark.database import read_clock
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.errors import BadOption, SqlQueueError
-from sqlq_spark.log import log, warn_once
+from sqlq_spark.log import log, name_batch, set_up, warn_once
 from sqlq_spark.send.dispatch import NAMED_SINK, NAMELESS_SINK, Staged, discard, dispatch, stage
 from sqlq_spark.send.frame import check_frame
 from sqlq_spark.send.insert import check_tables, send_now
@@ -116,7 +116,9 @@ class Writing:
             was_reached=sink_batch > 0,  # the batches before this one have reached the server
         )
         ask = session.run_with_retries
+        set_up()
         spark_batch = current_batch()
+        name_batch(spark_batch.name, spark_batch.number)
         names: DestinationNames = set()
         with session:
             chunks = Sender(
@@ -150,6 +152,9 @@ class Writing:
     ) -> None:
         """Send in one transaction what the tasks of a batch staged, unless it was sent before."""
         if staged := staged_in(messages):
+            set_up()
+            spark_batch = staged[0].spark_batch
+            name_batch(spark_batch.name, spark_batch.number)
             name = f"dispatch {staged[0].sink}/{staged[0].sink_batch}"
             with StateSession(
                 self.options, name, keep_connection=True, was_reached=True

@@ -53,6 +53,7 @@ from sqlq_spark.functions.expressions import (
     failure_of,
     full_name_column,
     full_names,
+    new_trace,
     present_values,
     received_column,
     sent_on,
@@ -357,6 +358,7 @@ def fail(
         `body`, `headers`, `id` and, if `to` is set, `queue`.
     """
     added = failure_of(exception_type, exception_message, stack_trace, source, endpoint, received)
+    added |= new_trace(received, json=json)
     return sent_on(received, to, json=json, added=added)
 
 
@@ -404,6 +406,7 @@ def retry_later(
         wire.RETRIES: F.when(again, (done + 1).cast("string")),
         time: F.when(again, wire_text(F.current_timestamp())).otherwise(before),
         **{name: F.when(~again, value) for name, value in failed.items()},
+        **new_trace(received, json=json),
     }
     queue = F.when(again, received_column(received, "queue")).otherwise(F.lit(to).cast("string"))
     later = F.when(again, F.lit(delay)).alias("delay")

@@ -240,6 +240,12 @@ def table_of(address: Column) -> Column:
     return F.coalesce(*tables, address)
 
 
+def new_trace(received: str | None, *, json: bool) -> dict[str, Column]:
+    """Return the header StartNewTrace: True for a message with a traceparent, else as received."""
+    trace, own = present_values(received, wire.TRACE_PARENT, wire.START_NEW_TRACE, json=json)
+    return {wire.START_NEW_TRACE: F.when(trace.isNotNull(), F.lit("True")).otherwise(own)}
+
+
 def failure_of(  # noqa: PLR0917 - what fail and retry_later take
     exception_type: Text,
     exception_message: Text,

@@ -28,6 +28,7 @@ from sqlq_spark.admin import doctor
 from sqlq_spark.admin.formats import escape_unencodable, write_utf_8
 from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.jobs.settings import BadSettings, Settings, load_settings, show_value, values_of
+from sqlq_spark.log import set_up
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.send.insert import check_tables
 
@@ -73,6 +74,7 @@ class Job:
         name = self.kind.__module__.rpartition(".")[2]
         level = "FATAL"
         escape_unencodable()
+        set_up()
         try:
             if self.spark:
                 versions.check_versions("pyspark", "pyarrow")

@@ -9,11 +9,14 @@ row. What the process remembers beside that only saves work: see Memory.
 from __future__ import annotations
 
 import logging
+import os
+import re
 import uuid
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from math import ceil, inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlq_spark.database import check_types, transaction
@@ -28,6 +31,7 @@ from sqlq_spark.errors import (
     ReceiptsMissing,
     StreamOfOtherQueue,
 )
+from sqlq_spark.log import name_batch
 from sqlq_spark.options.names import database_name
 from sqlq_spark.receive import pace, peek, receipts
 from sqlq_spark.receive.batch import (
@@ -59,6 +63,7 @@ log = logging.getLogger("sqlq_spark")
 MOST_CUTS = 1000  # how many places a full batch has where it can be cut into tasks
 # how many messages one run of AvailableNow receives of those that peek.AboveEnd describes
 MOST_ABOVE = 10_000_000
+LOCAL_MASTER = r"(?:\0--master\0|spark\.master=)local(?:\[|\0|$)"
 WARN_AGAIN = 60.0  # seconds between two warnings of batches of which no task ran
 UNREAD = (
     "%s: no task of batch %d ran, of %d that were planned. foreachBatch returned before it read "
@@ -447,6 +452,8 @@ class StreamDriver:
 
     def _report_closed(self, closed: Closed) -> None:
         """Log what a closed batch has received, or that none of its tasks ran."""
+        spark_batch = receipts.name_in_spark(closed.outcomes)
+        name_batch(spark_batch.name, spark_batch.number)
         queue = self.memory.claim.queue
         if closed.unread_tasks:
             log.warning(receipts.MISSING, queue, closed.batch, closed.unread_tasks, 0)
@@ -577,15 +584,19 @@ class StreamDriver:
         """Warn once in this process if perhaps only the driver's cores limit a batch's tasks."""
         options = self.options
         most = options.max_concurrency or options.cores
-        if self._has_warned_of_cores or most or tasks < options.concurrency:
+        cores = os.cpu_count()
+        if self._has_warned_of_cores or most or tasks < options.concurrency or tasks != cores:
             return
         self._has_warned_of_cores = True
-        log.warning(
-            "%s: a batch has %d tasks, as many as the driver has cores, because the cores of the "
-            "executors are not known here: on a cluster set maxConcurrency to those",
-            self.memory.claim.queue,
-            tasks,
-        )
+        if not is_below_local_spark():
+            log.warning(
+                "%s: a batch has %d tasks, because the driver has %d cores and those of the "
+                "executors are not known here. Call sqlq_spark.register(spark), or set "
+                "maxConcurrency",
+                self.memory.claim.queue,
+                tasks,
+                cores,
+            )
 
     def _warn_of_orphans(self, connection: Connection) -> None:
         """Warn of receipts that other streams have for these queues. A checkpoint may be lost."""
@@ -599,6 +610,23 @@ class StreamDriver:
                     name,
                     sum(receipt.messages for receipt in held),
                 )
+
+
+# ---------------------------------------------------------------- what it asks the machine
+
+
+def is_below_local_spark() -> bool:
+    """
+    Whether this process was started by a Spark whose master is `local`, as far as is known.
+
+    A Python source cannot read Spark's settings. So the command line of the parent process is read,
+    which on Linux names the master.
+    """
+    try:
+        words = Path(f"/proc/{os.getppid()}/cmdline").read_text(errors="replace")
+    except OSError:
+        return False
+    return re.search(LOCAL_MASTER, words) is not None
 
 
 # ---------------------------------------------------------------- what it asks the database

@@ -12,6 +12,10 @@ or `delay`. sender.py has removed the row's own header of that name: see `OwnTex
 The headers in SENT_BY together name the sender. A row with the header TimeSent was sent by another
 sender before. It gets none of the headers in SENT_BY, with one exception: the option
 originatingEndpoint is a default for all rows.
+
+StartNewTrace is "True" for an event and "False" for all other messages, as endpoints write it. A
+row with the header TimeSent keeps what it has. A delayed row with a traceparent gets "True",
+because its receiver would otherwise continue a trace that ended long before.
 """
 
 from __future__ import annotations
@@ -77,6 +81,7 @@ class Defaults:
     correlation: pa.Array  # the column `correlationId`
     replies: pa.Array  # the column `replyToAddress`
     deliver_at: pa.Array  # the text of the header DeliverAt; null if the row is not delayed
+    traced_later: pa.Array  # "True" for a delayed row with a traceparent, otherwise null
     forward: pa.Array  # where delayed messages go when they are due
     sent: datetime
     sent_by: Mapping[str, str]  # the headers that `name_sender` returned
@@ -89,6 +94,8 @@ class Defaults:
             missing = unsent if name == wire.TIME_SENT else self.own_headers.missing(name)
             if name in SENT_BY and not self._is_stated(name):
                 missing = pc.and_(missing, unsent)
+            elif name == wire.START_NEW_TRACE:
+                missing = pc.and_(missing, pc.or_(unsent, self.traced_later.is_valid()))
             # a default is computed only where some row lacks the header
             value = compute() if pc.any(missing).as_py() else None
             if isinstance(value, str) or (value is not None and value.null_count < len(value)):
@@ -106,6 +113,7 @@ class Defaults:
         """
         columns: dict[str, Callable[[], pa.Array | str | None]] = {
             wire.MESSAGE_ID: lambda: self.ids.message_ids,
+            wire.START_NEW_TRACE: self._new_traces,
             wire.MESSAGE_INTENT: self._intents,
             wire.CONVERSATION_ID: self.ids.conversation_ids,
             wire.CORRELATION_ID: self._correlation_ids,
@@ -125,6 +133,15 @@ class Defaults:
         if self.topics is None:
             return self.options.intent
         return pc.if_else(self.topics.is_valid(), "Publish", self.options.intent)
+
+    def _new_traces(self) -> pa.Array | str:
+        if self.topics is not None:
+            return pc.if_else(
+                pc.or_(self.topics.is_valid(), self.traced_later.is_valid()), "True", "False"
+            )
+        if self.traced_later.null_count == len(self.traced_later):
+            return "False"
+        return pc.coalesce(self.traced_later, "False")
 
     def _message_types(self) -> pa.Array | str | None:
         """Return the option messageType. If it is not set, return the topics of published rows."""

@@ -213,10 +213,12 @@ class Sender:
             return _as_received(own_headers, _missing_ids(frame, ids), forward)
         correlation = frame.text("correlationId")
         replies = frame.reply_addresses(own_headers, options.naming, self._write)
+        traced_later = _traced_later(own_headers, deliver_at)
         stated = {
             wire.CORRELATION_ID: correlation,
             wire.REPLY_TO_ADDRESS: replies,
             wire.DELIVER_AT: deliver_at,
+            wire.START_NEW_TRACE: traced_later,
             wire.FORWARD_DESTINATION: forward,
         }
         own_headers = own_headers.without(stated)
@@ -231,12 +233,21 @@ class Sender:
             correlation=correlation,
             replies=replies,
             deliver_at=deliver_at,
+            traced_later=traced_later,
             forward=forward,
             sent=sent,
             sent_by=self.sent_by,
             write=self._write,
         )
         return join_members(*defaults.members(), own_headers.members())
+
+
+def _traced_later(own_headers: Own, deliver_at: pa.Array) -> pa.Array:
+    """Return "True" for each delayed row with a header traceparent, and null for all others."""
+    if deliver_at.null_count == len(deliver_at):
+        return pa.nulls(len(deliver_at), pa.string())
+    traced = pc.and_(deliver_at.is_valid(), own_headers.text(wire.TRACE_PARENT).is_valid())
+    return pc.if_else(traced, "True", pa.scalar(None, pa.string()))
 
 
 def _unite(parts: list[pa.Table]) -> pa.Table:

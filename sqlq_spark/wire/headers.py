@@ -53,6 +53,9 @@ CORRUPT_HEADERS_BASE64 = "SqlQueue.CorruptHeadersBase64"  # used if the old text
 TRACE_PARENT = "traceparent"
 TRACE_STATE = "tracestate"
 BAGGAGE = "baggage"
+# "True": the receiver begins a trace of its own, with a link to the sender's. "False": it continues
+# the sender's trace.
+START_NEW_TRACE = "NServiceBus.OpenTelemetry.StartNewTrace"
 
 # Endpoints up to 9.0 fail on a header text in which this name is the first.
 NEVER_FIRST = "__type"

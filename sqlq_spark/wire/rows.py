@@ -113,6 +113,11 @@ class SparkBatch:
     number: int | None = None
     query_name: str | None = None  # stored only for people
 
+    @property
+    def name(self) -> str | None:
+        """The name of Spark's query, or its id."""
+        return self.query_name or self.query_id
+
 
 NO_SPARK_BATCH = SparkBatch()
 

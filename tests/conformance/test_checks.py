@@ -67,7 +67,7 @@ def test_what_is_wrong_is_found_and_its_fix_works(bare: Bench, name: str) -> Non
 
 
 @only("postgresql", "an index that is built beside the traffic and may be left half done")
-def test_an_index_that_failed_to_build_is_no_index(bare: Bench) -> None:
+def test_an_index_that_failed_to_build_is_no_index_and_is_found(bare: Bench) -> None:
     """CREATE INDEX CONCURRENTLY leaves an index behind that the server does not use."""
     bare.dotnet.dba.on(bare.queue, "ALTER TABLE {queue} DROP CONSTRAINT orders_seq_key")
     bare.dotnet.send_many(bare.queue, [b"1", b"2"])
@@ -75,7 +75,15 @@ def test_an_index_that_failed_to_build_is_no_index(bare: Bench) -> None:
     with pytest.raises(Exception, match="could not create unique index"):
         run(bare, wrong(bare).fix)
 
-    assert (wrong(bare).name, wrong(bare).severity) == ("seq_index", "error")
+    found = {each.name: each for each in look(bare)}
+    assert {name: each.severity for name, each in found.items()} == {
+        "invalid_index": "warning",
+        "seq_index": "error",
+    }
+    bare.dotnet.dba.on(bare.queue, "DELETE FROM {queue}")
+    run(bare, found["invalid_index"].fix)
+    run(bare, found["seq_index"].fix)
+    assert look(bare) == []
 
 
 PARTIAL = """

@@ -48,6 +48,7 @@ SETTINGS = [
     "IntervalStyle=sql_standard",
     "TimeZone=Asia/Kathmandu",
     "row_security=off",
+    "quote_all_identifiers=on",
 ]
 
 
@@ -118,6 +119,18 @@ def test_statement_pooling_is_refused(bench: Bench) -> None:
         session = bench.new_session(url=url)
         with pytest.raises(errors.StatementPooling, match="pool_mode=transaction"):
             session.run_with_retries(lambda connection: connection.value("clock"))
+
+
+@ALONE
+def test_quoted_names_are_named_where_a_pooler_refuses_options(bench: Bench) -> None:
+    """The driver would find no type. Elsewhere an option turns the setting of the login off."""
+    with bench.login_with_rights() as (login, _):
+        bench.dotnet.dba.run(f"ALTER ROLE {login.name} SET quote_all_identifiers = on")
+        assert clock(bench.new_session("quoted", url=login.url)) == 1
+        with relayed(login.url, options=False) as (url, _):
+            pooled = bench.new_session("pooled", url=url)
+            with pytest.raises(errors.NamesQuoted, match="SET quote_all_identifiers = off"):
+                clock(pooled)
 
 
 def limited(bench: Bench, limit: str) -> str:

@@ -54,6 +54,16 @@ def answer(url: str) -> int:
         return len(connection.values("clock"))
 
 
+def test_a_user_without_a_home_folder_reads_no_file_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run a uid that the list of users lacks, without HOME. libpq goes on too."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("os.getuid", lambda: 4_000_000)
+    url = "postgresql://db.example/shop"
+
+    assert Target.parse(url, {}).verification()["sslmode"] == "verify-full"
+    assert Target.parse(url, {"PGSERVICE": "shop"}).hosts == "db.example"
+
+
 @pytest.mark.parametrize("way", ["file", "address", "machine", "home"])
 def test_a_server_that_is_verified_is_used(
     server: str,

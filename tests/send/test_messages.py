@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # what a row needs so that its own headers are the whole text
 WHOLE = {
     wire.MESSAGE_ID: "m",
+    wire.START_NEW_TRACE: "False",
     wire.MESSAGE_INTENT: "Send",
     wire.CONVERSATION_ID: "c",
     wire.CORRELATION_ID: "m",
@@ -256,6 +257,27 @@ def test_a_moment_is_utc_and_overrides_what_headers_say_of_delays() -> None:
         assert delayed[wire.FORWARD_DESTINATION] == '"public"."orders"'
         assert {name: plain[name] for name in own} == own
         assert before[wire.DELIVER_AT] == "1900-01-01 00:00:00:000000 Z"
+
+
+def test_only_events_and_traced_delayed_messages_begin_a_trace() -> None:
+    """A message that was sent before keeps what it has, unless it is delayed and has a trace."""
+    again, traced = {wire.TIME_SENT: "then"}, {wire.TRACE_PARENT: "00-1-2-01"}
+    received = {**again, wire.START_NEW_TRACE: "False"}
+    rows = [{}, traced, again, received, {**received, **traced}, {**again, **traced}]
+    for column in (maps(*rows), pa.array([wire.dumps(row) for row in rows])):
+        delayed = frame(6, headers=column, delay=pa.array([5] * 6, pa.int64()))
+
+        sent = headers(sender().messages(frame(6, headers=column), 0))
+        later = headers(sender().messages(delayed, 0))
+
+        assert [each.get(wire.START_NEW_TRACE) for each in sent] == [
+            *("False", "False", None, "False", "False", None)
+        ]
+        assert [each.get(wire.START_NEW_TRACE) for each in later] == [
+            *("False", "True", None, "False", "True", "True")
+        ]
+    mixed = headers(published([None, ["Shop.Placed"]], {"queue": "orders"}))
+    assert [each[wire.START_NEW_TRACE] for each in mixed] == ["False", "True"]
 
 
 def test_a_stored_message_has_one_destination() -> None:

@@ -459,6 +459,17 @@ def test_a_name_that_is_there_twice_fails_one_message_only(spark: SparkSession) 
         assert found[0].count("FailedQ") < 2
 
 
+def test_a_failure_begins_a_trace_only_if_the_message_has_one(spark: SparkSession) -> None:
+    """StartNewTrace is True for a message with a traceparent. Other messages keep theirs."""
+    trace, own = "00-1-2-01", "NServiceBus.OpenTelemetry.StartNewTrace"
+    received = messages(spark, [{}, {own: "False"}, {own: "False", "traceparent": trace}])
+
+    for columns in (fail("T", "m"), retry_later(1000, "T", "m")):
+        found = [plain(row)["headers"] for row in received.select(*columns).collect()]
+
+        assert [each.get(own) for each in found] == [None, "False", "True"]
+
+
 def test_messages_that_cannot_be_sent_on_raise_an_error(spark: SparkSession) -> None:
     """Corrupt headers would arrive as none; what was not returned cannot be acknowledged.
 

@@ -107,6 +107,17 @@ WITH {asked_table}, queue AS (
       JOIN pg_catalog.pg_class AS x ON x.oid = i.indexrelid
       JOIN columns AS c ON c.at = i.indkey[0]
      WHERE i.indisvalid
+), invalid AS (
+    -- A build that runs has not yet finished its index. Other logins' builds do not show their table.
+    SELECT string_agg(i.indexrelid::regclass::text, ', ' ORDER BY i.indexrelid) AS named,
+           string_agg(format('DROP INDEX CONCURRENTLY %s', i.indexrelid::regclass), E';\n'
+                      ORDER BY i.indexrelid) AS drops
+      FROM queue AS q
+      JOIN pg_catalog.pg_index AS i ON i.indrelid IN (q.oid, q.reltoastrelid)
+     WHERE NOT i.indisvalid
+       AND NOT EXISTS (SELECT FROM pg_catalog.pg_stat_progress_create_index AS b
+                        WHERE b.datname = current_database()
+                          AND coalesce(b.relid, i.indrelid) = i.indrelid)
 ), seq AS (
     SELECT s.seqrelid::regclass::text AS sequence, s.seqmax, s.seqincrement > 0 AS rises,
            has_sequence_privilege(s.seqrelid, 'USAGE, SELECT') AS is_seen,
@@ -164,8 +175,10 @@ WITH {asked_table}, queue AS (
               FROM aclexplode(q.relacl) AS a
              WHERE a.privilege_type IN ('TRIGGER', 'REFERENCES')
                AND a.grantee <> q.relowner) AS adders,
-           has_table_privilege(q.oid, 'INSERT') AND coalesce(s.may_use, true) AS may_send
+           has_table_privilege(q.oid, 'INSERT') AND coalesce(s.may_use, true) AS may_send,
+           v.named AS invalid, v.drops
       FROM queue AS q
+     CROSS JOIN invalid AS v
       LEFT JOIN seq AS s ON true
       LEFT JOIN (SELECT pin, unpin FROM pins WHERE age IS NOT NULL ORDER BY age DESC LIMIT 1) AS p
         ON q.dead >= 10000
@@ -225,6 +238,11 @@ SELECT law.name, law.severity, law.found, law.fix
      f.has_seq AND NOT f.is_served,
      'seq has no index: every receive and every peek reads the whole table',
      format('CREATE UNIQUE INDEX CONCURRENTLY ON %s (seq)', f.named)),
+    ('invalid_index', 'warning',
+     f.invalid IS NOT NULL,
+     format('a CREATE INDEX or REINDEX that failed left %s: no statement uses it, and an INSERT may '
+            'still write it', f.invalid),
+     f.drops),
     ('seq_repeats', CASE WHEN f.of_wolverine THEN 'note' ELSE 'warning' END,
      f.is_served AND NOT f.is_unique,
      'seq may repeat, because its index is not unique; the index serves receives and looks'

@@ -142,7 +142,7 @@ def connect(
     try:
         # `connect` reads the limits before anything else. When a limit has passed, the server may
         # have ended the session, and an error can name the limit only if it is known.
-        connection.login_limits = connection.row("time_limits", TimeLimits) or NO_LIMITS
+        connection.read_limits()
     except BaseException:
         connection.close()
         raise
@@ -239,6 +239,13 @@ class Connection(database.Connection):
         name = POSTGRESQL.quote_address(queue)
         columns = self.rows("queue_columns", database.Column, table_name=name)
         return {column.name: column.type for column in columns}
+
+    def read_limits(self) -> None:
+        """Read the time limits of this login. It is the session's first statement."""
+        limits = self.row("time_limits", TimeLimits) or NO_LIMITS
+        if not isinstance(limits.statement, float):  # bytes: the type was not found
+            raise errors.NamesQuoted(server=self.server)
+        self.login_limits = limits
 
     def run_script(self, text: str) -> list[Any]:
         with named_refusal(), self._raw.cursor() as cursor:

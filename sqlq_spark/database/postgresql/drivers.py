@@ -3,8 +3,8 @@ The ADBC driver, which opens connections, and the passwords that cloud services 
 
 When the driver connects, it reads the catalogue before this package can send a statement. It must
 not find objects of other logins there, so the search path is set by a parameter of the connection.
-Some poolers refuse that parameter. Then the first connect of each process fails, and the next one
-leaves the parameter out.
+The same parameter sets how the catalogue quotes names. Some poolers refuse that parameter. Then the
+first connect of each process fails, and the next one leaves the parameter out.
 
 PostgreSQL in a cloud accepts tokens of the cloud's services as passwords.
 Azure: https://learn.microsoft.com/azure/postgresql/flexible-server/security-entra-configure
@@ -39,7 +39,8 @@ OLDEST = 13  # the first version with gen_random_uuid; older versions are not te
 # errors of poolers that refuse the parameter `options`: PgBouncer, RDS Proxy
 NO_OPTIONS = r"unsupported startup parameter|command-line options"
 WITHOUT_OPTIONS: set[str] = set()  # servers that have refused `options` in this process
-SEARCH_PATH = "-c search_path=pg_catalog,pg_temp"
+# With quote_all_identifiers = on, the driver's look at the catalogue finds no type.
+SETTINGS = "-c search_path=pg_catalog,pg_temp -c quote_all_identifiers=off"
 
 # this is shown instead of a sentence that quotes the url
 HIDDEN_SENTENCE = "the driver's sentence is not shown, because it quotes a part of the url"
@@ -80,7 +81,7 @@ def _open(url: str, server: str, application: str, timeout: float) -> dbapi.Conn
         **target.verification(),
     }
     if server not in WITHOUT_OPTIONS:
-        parameters["options"] = target.options(SEARCH_PATH)
+        parameters["options"] = target.options(SETTINGS)
     try:
         return dbapi.connect(_with_parameters(url, parameters, timeout), autocommit=True)
     except Error as error:

@@ -134,7 +134,10 @@ class Target:
 
     @property
     def _has_root(self) -> bool:
-        return "sslrootcert" in self.given or (_home() / ".postgresql" / "root.crt").exists()
+        if "sslrootcert" in self.given:
+            return True
+        home = _home()
+        return home is not None and (home / ".postgresql" / "root.crt").exists()
 
 
 def redact(url: str) -> str:
@@ -188,8 +191,12 @@ def find_issuers() -> str:
     return next((file for file in BUNDLES if Path(file).exists()), "system")
 
 
-def _home() -> Path:
-    return Path("~").expanduser()
+def _home() -> Path | None:
+    """Return the home folder. Return None if there is none: then libpq reads no file of it."""
+    try:
+        return Path.home()
+    except RuntimeError:  # no HOME, and the user has no entry in the list of users
+        return None
 
 
 def _is_local(host: str) -> bool:
@@ -229,7 +236,12 @@ def _read_service(given: Mapping[str, str], environ: Mapping[str, str]) -> dict[
     name = given.get("service")
     if name is None:
         return {}
-    files = [Path(given.get("servicefile", _home() / ".pg_service.conf"))]
+    home = _home()
+    files: list[Path] = []
+    if "servicefile" in given:
+        files.append(Path(given["servicefile"]))
+    elif home is not None:
+        files.append(home / ".pg_service.conf")
     if "PGSYSCONFDIR" in environ:
         files.append(Path(environ["PGSYSCONFDIR"], "pg_service.conf"))
     return next(filter(None, (_read_section(file, name) for file in files)), {})
