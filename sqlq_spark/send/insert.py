@@ -88,19 +88,19 @@ def send_in_transaction(
         return send({}, isolate=False)
     except errors.DatabaseFailure as error:
         if options.undeliverable_address is None or isinstance(error, PASSING_FAILURES):
-            raise failure_to_raise(connection, options, error) from None
+            if isinstance(error, errors.QueueNotFound) and is_of_options(
+                connection, options, error
+            ):
+                raise with_other_case(connection, error) from None
+            raise
     return run_without_failed(partial(send, isolate=True))
 
 
-def failure_to_raise(
-    connection: Connection, options: SinkOptions, error: errors.DatabaseFailure
-) -> errors.DatabaseFailure:
-    """Return the error to raise. If it is about the queue of the options, look for other case."""
-    if not isinstance(error, errors.QueueNotFound) or options.address is None:
-        return error
-    if error.queue != connection.printed(options.address):  # a row names the queue
-        return error
-    return with_other_case(connection, error)
+def is_of_options(
+    connection: Connection, options: SinkOptions, error: errors.QueueNotFound
+) -> bool:
+    """Whether the absent queue is that of the options, and not one that a row names."""
+    return options.address is not None and error.queue == connection.printed(options.address)
 
 
 def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions) -> None:
