@@ -72,8 +72,8 @@ if TYPE_CHECKING:
 SETTINGS = "SET NOCOUNT ON; SET XACT_ABORT ON; SET LANGUAGE us_english; SET DEADLOCK_PRIORITY LOW"
 CATALOG = "SELECT DB_NAME() AS catalog"
 ENDS = {"commit", "rollback"}
-# Statements that set something for the session, or begin or end a transaction. They are sent without
-# sp_executesql, because at its end it undoes each SET in its text.
+# Statements that set something for the session, or begin or end a transaction. They are sent
+# without sp_executesql, because at its end it undoes each SET in its text.
 DIRECT = {"begin", "set_lock_timeout", "savepoint", "release", *ENDS}
 LEVEL = """/* sqlqueue:level */
 SELECT compatibility_level FROM sys.databases WHERE name = DB_NAME()"""
