@@ -525,6 +525,16 @@ class QueueNotFound(DatabaseFailure):
     )
 
 
+class QueueInOtherCase(QueueNotFound):
+    """A queue was not found, but one exists whose name differs only in upper and lower case."""
+
+    other: str
+    template = (
+        "queue {queue} was not found in {server}. There is {other}, which differs only in upper "
+        "and lower case. Write that name, or create {queue} with `sqlqueue create`."
+    )
+
+
 class SchemaNotFound(DatabaseFailure):
     """A table cannot be created because its schema does not exist. Nothing was created."""
 

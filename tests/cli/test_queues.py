@@ -241,6 +241,24 @@ def test_doctor_reports_problems_of_streams_and_their_fixes(
     assert run("doctor", "--no-warn-if-shared") == (0, f"no problems found\n{version}\n", "")
 
 
+def test_commands_name_a_queue_that_differs_only_in_case(
+    run: Run, orders: str, place: Place
+) -> None:
+    """So they do for each argument that is a queue. `doctor` proposes to write that name."""
+    near = address(place, "shop.orders")
+    text = f"There is {orders}, which differs only in upper and lower case. Write that name, or"
+    subscribe = ("subscribe", "Shop.Placed", "--endpoint", "e", "--queue", near)
+    row = '{"body": "1"}'
+
+    for words in (("stats", near), ("browse", near), ("purge", near, "--yes"), subscribe):
+        found = run(*words)
+        assert (found.code, text in found.err) == (3, True), (words, found)
+    sent = run("send", near, stdin=row)
+    assert (sent.code, text in sent.err) == (3, True)
+    checked = {each["name"]: each for each in run("doctor", near, "--json").objects}
+    assert checked["absent"]["fix"] == f"write the name {orders}"
+
+
 def test_doctor_creates_what_is_missing_and_shortens_names(run: Run, place: Place) -> None:
     """A fix also works for a table whose name leaves no room for that of delayed messages."""
     wide, short = (address(place, "xü" + "y" * length) for length in (45, 44))
