@@ -205,7 +205,7 @@ def test_a_script_waits_for_no_table_of_a_stream_and_gives_up_on_another(
         with pytest.raises(errors.LockNotAvailable):
             execute(owner, later)
 
-    assert locks.count("LOCK TABLE") == 12
+    assert locks.count("LOCK TABLE") == 13
     assert place.sql("SELECT to_regclass(%s)", LATER) == [(None,)]
 
 

@@ -128,10 +128,10 @@ def test_checkpoint_lost(shop: Shop, stream: Stream) -> None:
         assert len(again.batch()) == 3
     shop.words = {STREAM: again.id}
     shop.run(dropped)
+    assert "3 messages dropped" in shop.printed
     shop.sql("UPDATE sqlqueue.stream SET seen = now() - interval '1 hour'")  # it has ended
     shop.sql("UPDATE sqlqueue.heartbeat SET beat = now() - interval '1 hour'")
     shop.run(removed)
-    assert "3 messages dropped" in shop.printed
     assert shop.count(ORDERS, RECEIPTS) == [0, 0]
     assert shop.sql("SELECT stream FROM sqlqueue.stream WHERE removed IS NULL") == [(stream.id,)]
 

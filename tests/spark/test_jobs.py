@@ -288,9 +288,7 @@ def test_a_stream_that_runs_on_deletes_after_each_batch_and_ends_by_sigterm(
     assert len(delta_rows(table)) == 1
 
 
-def test_a_table_that_exists_keeps_its_columns(
-    queue: SparkQueue, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_that_exists_keeps_its_columns(queue: SparkQueue) -> None:
     """Bodies and new names are for new tables. The job prints the setting that adds bodies."""
     table = queue.folder / "table"
     given = settings("audit_to_delta", queue, queue.folder)
@@ -299,8 +297,9 @@ def test_a_table_that_exists_keeps_its_columns(
     queue.spark.createDataFrame([], old).write.format("delta").partitionBy("date").save(str(table))
 
     queue.put("{}", b"old")
-    assert run("audit_to_delta", **given).code == 0
-    assert f"table {table} has no column body" in capsys.readouterr().out
+    done = run("audit_to_delta", **given)
+    assert done.code == 0
+    assert f"table {table} has no column body" in done.log
     (row,) = delta_rows(table)
     assert {"timeSent", "received"} <= row.keys()
     assert not {"sentAt", "receivedAt", "body"} & row.keys()
