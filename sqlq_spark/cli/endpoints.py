@@ -120,16 +120,24 @@ def create_command(context: Context, queue: cli.QueueName) -> None:
     shared = context.obj
     endpoint = name_queues(shared, queue)
     connection = context.connect(shared.database())
+    was_absent: dict[str, bool] = {}
     for address in endpoint.queues:
-        schema.create_queue(connection, address, body_string=shared.body_string)
-    names = [connection.printed(address) for address in endpoint.queues]
-    waiting = None
+        name = connection.printed(address)
+        made = schema.create_queue(connection, address, body_string=shared.body_string)
+        was_absent.setdefault(name, made)  # an endpoint may name one queue twice
+    names, waiting = [*was_absent], None
     if shared.delayed:
-        schema.create_delayed(connection, endpoint.primary)
         waiting = connection.printed(delayed_of(endpoint.primary))
-    result = {"queues": names, "delayed": waiting, "server": connection.server}
-    places = ", ".join(filter(None, (*names, waiting)))
-    context.answer(result, f"in {connection.server}: {places}")
+        was_absent[waiting] = schema.create_delayed(connection, endpoint.primary)
+    created = [name for name, absent in was_absent.items() if absent]
+    found = [name for name, absent in was_absent.items() if not absent]
+    result = {"queues": names, "delayed": waiting, "created": created, "server": connection.server}
+    if created:
+        text = f"created in {connection.server}: {', '.join(created)}"
+        text += f"; already there: {', '.join(found)}" if found else ""
+    else:
+        text = f"already there in {connection.server}: {', '.join(found)}"
+    context.answer(result, text)
 
 
 ScriptQueues = Annotated[list[str], Argument(help=f"{cli.QUEUE_HELP} Several have the same roles.")]

@@ -133,8 +133,13 @@ def test_create_and_the_script_make_all_queues_of_an_endpoint(run: Run, place: P
 
     made = [run(*command).out for command in (("create", *more), ("install",)) * 2]
 
-    queues = ", ".join(address(place, table) for table in ENDPOINT)
-    assert made[2].endswith(f": {queues}\n")
+    queues = [address(place, table) for table in ENDPOINT]
+    assert made[0].startswith("created in ")
+    assert made[0].endswith(f": {', '.join(queues[1:])}; already there: {queues[0]}\n")
+    assert made[2].startswith("already there in ")
+    assert made[2].endswith(f": {', '.join(queues)}\n")
+    (again,) = run("create", "shop", "--json").objects
+    assert (again["queues"], again["created"]) == ([queues[0]], [])
     assert tables(place) == {*ENDPOINT}
     assert place.sql("SELECT bodystring FROM shop") == [("\\377",)]
     created = place.sql(SHAPE)
