@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -18,10 +19,14 @@ from conftest import ORDINARY
 from waiting import until
 
 from sqlq_spark.admin import queue_sizes
+from sqlq_spark.admin.stats import plain_names
 from sqlq_spark.cli import queues as figures
 from sqlq_spark.database.migrations import STATE_VERSION
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.options import SourceOptions
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.postgresql import POSTGRESQL
+from sqlq_spark.wire.sqlserver import SQLSERVER
 
 from .database import STREAM, address, count, put, received
 
@@ -129,6 +134,21 @@ def gauges(text: str) -> dict[str, dict[str, float]]:
     }
 
 
+def test_the_name_of_a_queue_in_a_gauge_is_that_of_one_queue() -> None:
+    """A collector rejects a page that has the same labels twice. No table can cause this."""
+    public, clash = QueueAddress("error", "public"), '"public"."x"'
+    others = [QueueAddress("x.y", "public"), QueueAddress("y", "x"), QueueAddress("y", "a")]
+    odd = [QueueAddress("x", "public"), QueueAddress(clash, "public")]
+    texts = [*map(POSTGRESQL.print_address, [public, *others, *odd]), "no address"]
+
+    names = plain_names(texts, POSTGRESQL, "shop")
+
+    assert [*map(names.get, texts)] == ["error", *texts[1:3], "a.y", "x", *texts[5:]]
+    for catalog, name in (("Shop", "error"), ("other", "other.error")):
+        whole = SQLSERVER.print_address(QueueAddress("error", "dbo", catalog))
+        assert plain_names([whole], SQLSERVER, "shop") == {whole: name}
+
+
 def test_no_name_becomes_a_statement_of_a_fix(run: Run, place: Place) -> None:
     """A table's name with a line break stands in one line of `doctor`, as the server quotes it."""
     odd = address(place, "a\nDROP TABLE orders; --")
@@ -154,7 +174,8 @@ def test_figures_are_written_for_programs_collectors_and_readers(
     The number of messages in a large queue is an estimate.
     """
     file, page = tmp_path / "sqlqueue.prom", tmp_path / "page.html"
-    odd = address(place, '""a""\\\n\n\r\t{}#\u2028 1, 2\n# EOF')
+    name = '"a"\\\n\n\r\t{}#\u2028 1, 2\n# EOF'
+    odd = address(place, name.replace('"', '""'))
     run("create", odd)
     put(place, odd, "no JSON", times=3)
     put(place, orders, times=2)
@@ -183,11 +204,15 @@ def test_figures_are_written_for_programs_collectors_and_readers(
     found = gauges(file.read_bytes().decode())
     assert found.keys() == gauges(printed).keys()
     # a label has escapes for a line break, a quote and a backslash only: others are shown as text
-    named = odd.replace("\r", "\\r").replace("\t", "\\t").replace("\u2028", "\\u2028")
+    shown = f"{place.schema}.{name}"
+    for each in "\r\t\u2028":
+        shown = shown.replace(each, json.dumps(each)[1:-1])
     assert not any(each < " " for each in printed.replace("\n", ""))
-    assert found["sqlqueue_messages"] == {orders: 1, named: 3}
-    assert found["sqlqueue_problems"] == {orders: 0, named: 1}
-    assert found["sqlqueue_held_messages"][orders] == 1
+    plain = f"{place.schema}.Shop.Orders"
+    assert found["sqlqueue_messages"] == {plain: 1, shown: 3}
+    assert found["sqlqueue_problems"] == {plain: 0, shown: 1}
+    assert found["sqlqueue_held_messages"][plain] == 1
+    assert found["sqlqueue_stream_held_messages"] == {f"{plain}, {shown}": 1}
     assert found["sqlqueue_delayed_messages"] == {}
 
 
