@@ -69,7 +69,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Diverted:
+class DivertedTotal:
     """What a stream moved to its error queue, with all batches."""
 
     queries: frozenset[str]  # Spark's queries that ran the stream
@@ -131,7 +131,7 @@ def begin_stream(heartbeat: Heartbeat) -> Stream:
     )
 
 
-def count_diverted(connection: Connection) -> dict[str, Diverted]:
+def count_diverted(connection: Connection) -> dict[str, DivertedTotal]:
     """
     Count the messages that each stream moved to its error queue, by the stream's id.
 
@@ -151,7 +151,7 @@ def count_diverted(connection: Connection) -> dict[str, Diverted]:
             messages += sum(outcome.diverted for outcome in outcomes)
             queries.update(outcome.query_id for outcome in outcomes)
         known = frozenset(query for query in queries if query is not None)
-        counted[stream.stream] = Diverted(known, messages)
+        counted[stream.stream] = DivertedTotal(known, messages)
     return counted
 
 

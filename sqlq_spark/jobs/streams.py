@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
-    from sqlq_spark.admin.state_tables import Diverted
+    from sqlq_spark.admin.state_tables import DivertedTotal
     from sqlq_spark.database import Connection
     from sqlq_spark.jobs.settings import Settings, StreamSettings
     from sqlq_spark.options import SinkOptions
@@ -273,7 +273,7 @@ def receive_queues(
     """
     read = spread(spark, settings.read())
     source = SourceOptions.parse(read)
-    before = count_diverted(source)
+    before = find_diverted(source)
     again = settings.trigger == "availableNow" and not spark_api.DRAINS_AT_ONCE
     totals = Counter(messages=0, batches=0)
     stops: list[int | None] = []  # the highest seq of each queue when the first run ended
@@ -299,7 +299,7 @@ def has_counts(source: SourceOptions) -> bool:
     return source.error_address is not None and source.transaction_mode != "none"
 
 
-def count_diverted(source: SourceOptions) -> dict[str, Diverted]:
+def find_diverted(source: SourceOptions) -> dict[str, DivertedTotal]:
     """Count what streams moved to error queues so far; {} if the read has no such counts."""
     if not has_counts(source):
         return {}
@@ -307,18 +307,20 @@ def count_diverted(source: SourceOptions) -> dict[str, Diverted]:
         return session.run_with_retries(read_diverted)
 
 
-def read_diverted(connection: Connection) -> dict[str, Diverted]:
+def read_diverted(connection: Connection) -> dict[str, DivertedTotal]:
     with transaction(connection):
         return state_tables.count_diverted(connection)
 
 
-def count_failed(source: SourceOptions, before: Mapping[str, Diverted], query: str) -> int | None:
+def count_failed(
+    source: SourceOptions, before: Mapping[str, DivertedTotal], query: str
+) -> int | None:
     """
     Count the messages that a run moved to its error queue.
 
     Args:
         source: the options of the read.
-        before: what `count_diverted` returned before the run.
+        before: what `find_diverted` returned before the run.
         query: the id of Spark's query.
 
     Returns:
@@ -328,7 +330,7 @@ def count_failed(source: SourceOptions, before: Mapping[str, Diverted], query: s
         return None
     return sum(
         now.messages - (before[stream].messages if stream in before else 0)
-        for stream, now in count_diverted(source).items()
+        for stream, now in find_diverted(source).items()
         if query in now.queries
     )
 
