@@ -18,11 +18,12 @@ import psycopg
 from conftest import ORDINARY
 from waiting import until
 
-from sqlq_spark.admin import queue_sizes
+from sqlq_spark.admin import queue_sizes, state_tables
 from sqlq_spark.admin.stats import plain_names
 from sqlq_spark.cli import queues as figures
+from sqlq_spark.database import transaction
 from sqlq_spark.database.migrations import STATE_VERSION
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.options import SourceOptions
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.postgresql import POSTGRESQL
@@ -85,6 +86,32 @@ def test_streams_are_listed_and_removed(run: Run, orders: str, place: Place) -> 
 
 
 # ---------------------------------------------------------------- stats
+
+
+def test_what_went_to_an_error_queue_is_counted_before_it_is_acknowledged(
+    run: Run, orders: str, place: Place
+) -> None:
+    """A job counts so at its end: no later run of `availableNow` may come to acknowledge."""
+    run("create", address(place, "bad"))
+    put(place, orders, "no JSON", times=2)
+    put(place, orders)
+    received(place, messages=3, errors="bad")
+    held = counted(place)
+    place.sql(f"UPDATE {place.state}.stream SET diverted = 5, query_id = 'q', spark_batch = 0")
+
+    both = counted(place)
+
+    assert count(place, address(place, "bad")) == 2
+    assert [held[STREAM].messages, both[STREAM].messages] == [2, 7]
+    assert both[STREAM].queries == {"q"}
+
+
+def counted(place: Place) -> dict[str, state_tables.DivertedTotal]:
+    raw = {"url": place.url, "stateSchema": place.state, "queue": "x"}
+    with StateSession(SourceOptions.parse(raw), "test") as session:
+        connection = session.open()
+        with transaction(connection):
+            return state_tables.count_diverted(connection)
 
 
 def test_all_queues_are_found_and_their_kind_is_shown(run: Run, orders: str, place: Place) -> None:
@@ -205,8 +232,8 @@ def test_figures_are_written_for_programs_collectors_and_readers(
     assert found.keys() == gauges(printed).keys()
     # a label has escapes for a line break, a quote and a backslash only: others are shown as text
     shown = f"{place.schema}.{name}"
-    for each in "\r\t\u2028":
-        shown = shown.replace(each, json.dumps(each)[1:-1])
+    for odd_one in "\r\t\u2028":
+        shown = shown.replace(odd_one, json.dumps(odd_one)[1:-1])
     assert not any(each < " " for each in printed.replace("\n", ""))
     plain = f"{place.schema}.Shop.Orders"
     assert found["sqlqueue_messages"] == {plain: 1, shown: 3}
