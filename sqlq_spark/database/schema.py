@@ -172,7 +172,11 @@ def other_version(state: str, found: int) -> errors.StateTooOld | errors.StateTo
 
 
 def check_state_owners(connection: Connection) -> None:
-    """Raise StateOfOther if the state schema must not be used. Only the catalogue is read."""
+    """
+    Raise StateOfOther if the owner of the state schema, or of a table in it, is not trusted.
+
+    Only the catalogue is read, because such an owner could run code when a table is read.
+    """
     trusted = connection.trusted.values(connection.names)
     faults = connection.rows("state_faults", Fault, tables=None, **trusted)
     if faults:

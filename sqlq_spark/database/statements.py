@@ -51,7 +51,7 @@ StatementName = Literal[
     "savepoint", "undo",
     "release", "check_deferred", "end_frozen", "clock",
     # trust.sql
-    "table_owners",
+    "table_owners", "find_other_case",
     # schema.sql
     "install_lock", "install_schema", "install_state", "state_parts", "state_faults", "version",
     "create_lock", "create_queue", "add_body_string", "create_subscriptions", "create_delayed",

@@ -385,6 +385,16 @@ RETURNING""",
         ],
     ),
     Fault(
+        id="names-of-others-tables",
+        file="database/postgresql/trust.sql",
+        statement="find_other_case",
+        old="AND has_any_column_privilege(c.oid, 'SELECT, INSERT')",
+        new="",
+        tests=[
+            "conformance/test_destinations.py::test_only_who_may_use_a_queue_learns_its_name_in_another_case"
+        ],
+    ),
+    Fault(
         id="subscriptions-of-others",
         file="send/subscriptions.py",
         old='use(connection, [table], READ, role="subscriptions")',

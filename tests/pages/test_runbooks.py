@@ -13,6 +13,7 @@ import psycopg
 import pytest
 import yaml
 from cli.commands import without_psql
+from prometheus_client.parser import text_string_to_metric_families
 
 from sqlq_spark import errors
 
@@ -21,6 +22,8 @@ from .page import blocks, read, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from prometheus_client.samples import Sample
 
     from .shop import Shop, Stream
 
@@ -141,14 +144,55 @@ def test_checkpoint_lost(shop: Shop, stream: Stream) -> None:
 # ---------------------------------------------------------------- docs/guide/checkpoints.md
 
 
-def test_the_rules_of_prometheus_name_gauges_that_stats_writes(shop: Shop) -> None:
-    """The rules on the page are YAML."""
+def test_the_rules_of_prometheus_find_what_stats_writes(shop: Shop, stream: Stream) -> None:
+    """
+    The rules on the page are YAML. Each selects a sample, and its labels are in the samples.
+
+    The one of streams that are gone fires when the stream has given no sign for an hour.
+    """
+    shop.fill(ORDERS, 1, TimeSent="2026-11-15 09:00:00:000000 Z")
+    shop.sql("UPDATE sqlqueue.stream SET query_name = 'orders'")
     [rules] = blocks("docs/guide/monitoring.md", "rules")
     [group] = yaml.safe_load(rules.text)["groups"]
-    written = shop.sqlqueue("stats", "--openmetrics", "-")
+    expressions = {each["alert"]: each["expr"] for each in group["rules"]}
+    gone = selectors(expressions["StreamGone"])
 
-    asked = re.findall(r"sqlqueue_\w+", " ".join(each["expr"] for each in group["rules"]))
-    assert set() < {*asked} <= {*re.findall(r"TYPE (\w+) gauge", written)}
+    written = shop.sqlqueue("stats", "--openmetrics", "-")
+    runs = select(written, *gone)
+    shop.sql("UPDATE sqlqueue.stream SET seen = now() - interval '1 hour'")
+    shop.sql("UPDATE sqlqueue.heartbeat SET beat = now() - interval '1 hour'")
+    ended = select(shop.sqlqueue("stats", "--openmetrics", "-"), *gone)
+
+    for alert, expression in expressions.items():
+        found = selectors(expression)
+        assert len(found) == len(re.findall(r"sqlqueue_\w+(?=[{\[ ])", expression)), alert
+        assert all(select(written, each) for each in found), alert
+    assert [sample.value for sample in (*runs, *ended)] == [1, 0]
+    assert runs[0].labels["stream"] == stream.id
+    for label in re.findall(r"by \((.+?)\)", expressions["StreamGone"])[0].split(", "):
+        assert runs[0].labels[label]
+
+
+def selectors(expression: str) -> list[re.Match[str]]:
+    """Find the gauges of ours in a rule, with the one condition on a label that each may have."""
+    condition = r'(?:\{(?P<label>\w+)(?P<operator>!?=)"(?P<text>.*?)"\})?'
+    return [*re.finditer(rf"(?P<gauge>\bsqlqueue_\w+){condition}", expression)]
+
+
+def select(written: str, *wanted: re.Match[str]) -> list[Sample]:
+    """Select the samples of a page of gauges, as Prometheus does."""
+    families = text_string_to_metric_families(written)
+    return [
+        sample
+        for family in families
+        for sample in family.samples
+        for each in wanted
+        if sample.name == each["gauge"]
+        and (
+            each["label"] is None
+            or (sample.labels[each["label"]] == each["text"]) == (each["operator"] == "=")
+        )
+    ]
 
 
 def test_options_of_a_read_hold_from_the_next_batch_on(shop: Shop) -> None:
