@@ -28,7 +28,7 @@ def demo_command(
     """
     Send messages, receive them, kill Spark twice within a batch, and count.
 
-    Takes one to five minutes. Needs Java, and packages of 900 MB: pip install '.[demo]'.
+    Takes one to five minutes. Needs Java, and 900 MB for the packages of its extra.
     """
     from sqlq_spark import demo  # noqa: PLC0415 - other commands need neither it nor pyarrow
 
