@@ -11,7 +11,6 @@ from sqlq_spark.database import read_clock
 from sqlq_spark.database.state_rows import LONGEST_SILENCE, Heartbeat, HeldReceipt
 from sqlq_spark.errors import BadAddress
 from sqlq_spark.options.fields import INT64
-from sqlq_spark.receive.receipts import QueueOutcome
 from sqlq_spark.wire.dialects import split_canonical
 
 if TYPE_CHECKING:
@@ -137,6 +136,8 @@ def count_diverted(connection: Connection) -> dict[str, DivertedTotal]:
 
     The batch that is not acknowledged counts too: its receipts have the counts.
     """
+    from sqlq_spark.receive.receipts import QueueOutcome  # noqa: PLC0415 - it loads pyarrow
+
     counted = {}
     for stream in list_streams(connection):
         messages, queries = stream.diverted, {stream.query_id}

@@ -320,8 +320,8 @@ RETURNING""",
     Fault(
         id="url-with-raw-percent",
         file="database/postgresql/url.py",
-        old="if parts is None or UNCODED.search(url):",
-        new="if parts is None:",
+        old="if parts is None or is_unclear or UNCODED.search(url):",
+        new="if parts is None or is_unclear:",
         tests=["test_postgresql.py::test_a_url_that_cannot_be_read_is_not_shown"],
     ),
     Fault(
