@@ -19,7 +19,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,11 @@ BATCHES = 8  # how many micro-batches all messages take
 KILL_AFTER = (2, 4, BATCHES)
 POLL = 0.03  # seconds between two looks at the stream's row
 
+HEAD = (
+    "This takes one to five minutes. Spark sends to a queue in a private PostgreSQL, and receives "
+    "into a Parquet table. The demo kills Spark twice."
+)
+
 # A message's id is computed from its number. So the demo can compare the ids at the end.
 ID = "concat('00000000-0000-4000-8000-', lpad(hex(id), 12, '0')) AS id"
 ORDER_BODY = """to_json(named_struct(
@@ -67,25 +72,39 @@ class JobFailed(SqlQueueError):
     template = "the demo's Spark job failed: {end}. Spark's log is in {log}"
 
 
+def figure(meaning: str) -> Any:  # noqa: ANN401 - the type of a field's default
+    """Return a field of Counts, with what the demo's table says about it."""
+    return field(metadata={"meaning": meaning})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Counts:
     """The counts at the end. Messages are counted by the message ids in their headers."""
 
-    sent: int  # how many messages were in the queue after the write
-    received: int  # how many rows the table has
-    lost: int  # how many sent ids the table lacks
-    repeated: int  # how many ids the table has more than once
-    strange: int  # how many ids of the table were never sent
-    left: int  # how many messages are still in the queue
-    kills: int
-    sent_each_second: int  # during the write
-    received_each_second: int  # by the last process, from the start of its stream
+    sent: int = figure("messages in the queue after the write")
+    received: int = figure("rows in the table")
+    lost: int = figure("sent, but not in the table")
+    repeated: int = figure("in the table more than once")
+    strange: int = figure("in the table, but never sent")
+    left: int = figure("still in the queue at the end")
+    kills: int = figure("times that Spark was killed")
+    sent_each_second: int = figure("messages a second, during the write")
+    received_each_second: int = figure("messages a second, by the last Spark")
 
     @property
     def good(self) -> bool:
         """Return whether every message arrived exactly once."""
         wrong = self.lost or self.repeated or self.strange or self.left
         return not wrong and self.received == self.sent > 0
+
+    def rows(self) -> list[tuple[object, str, str]]:
+        """Return each figure with its name and its meaning, as the demo's table shows them."""
+        good = (self.good, "good", "every message arrived exactly once")
+        figures = [
+            (getattr(self, each.name), each.name.replace("_", " "), each.metadata["meaning"])
+            for each in fields(self)
+        ]
+        return [*figures, good]
 
 
 def run_demo(bars: Progress, *, messages: int, keep: Path | None) -> Counts:
@@ -103,6 +122,7 @@ def run_demo(bars: Progress, *, messages: int, keep: Path | None) -> Counts:
     sending = bars.add_task("send", total=None, count=note)
     receiving = bars.add_task("receive", start=False, visible=False, total=messages, count="")
     done: dict[str, Any] = {"total": 1, "completed": 1, "count": ""}
+    bars.console.print(HEAD)
     with bars, embedded.run_server(keep) as server, Database(server.url).connection() as connection:
         # The files are in the server's folder, because that is removed even if this process is
         # killed.
@@ -129,7 +149,8 @@ def run_demo(bars: Progress, *, messages: int, keep: Path | None) -> Counts:
                 held = quantity(state_tables.list_streams(connection)[0].held, "message")
                 bars.console.print(
                     f"[red]✗[/] SIGKILL to Spark within batch {stream.batch + 1}; {held} had left "
-                    "the queue"
+                    "the queue\n  Spark starts again, which takes some seconds, and gets them from "
+                    "the receipts"
                 )
         if process.returncode:
             raise job_failed(log)

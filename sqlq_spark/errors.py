@@ -278,6 +278,16 @@ class LoginUnclear(LoginRefused):
     template = "{server} refused the login: {reason}. Check user, password and the database's name."
 
 
+class PasswordMissing(LoginRefused):
+    """The server asks for a password, and none was given."""
+
+    template = (
+        "{server} refused the login, because no password was given: {reason}. Set it in the "
+        "environment variable SQLQUEUE_PASSWORD for commands and jobs (the job relay has two "
+        "variables), in the option password for Spark (see docs/security.md)."
+    )
+
+
 class CertificateRefused(LoginRefused):
     """The server refused the client's certificate, or this machine cannot read it."""
 
@@ -512,6 +522,16 @@ class QueueNotFound(DatabaseFailure):
         "queue {queue} was not found in {server}. Create it with `sqlqueue create`, or grant this "
         "login the rights that `sqlqueue script` prints. If it is in another schema, write its "
         "address in the form of {queue}."
+    )
+
+
+class QueueInOtherCase(QueueNotFound):
+    """A queue was not found, but one exists whose name differs only in upper and lower case."""
+
+    other: str
+    template = (
+        "queue {queue} was not found in {server}. There is {other}, which differs only in upper "
+        "and lower case. Write that name, or create {queue} with `sqlqueue create`."
     )
 
 

@@ -55,7 +55,7 @@ except ImportError:
     DRAINS_AT_ONCE = False
 
     class ReadLimit:  # type: ignore[no-redef]
-        """Replaces Spark 4.2's class. This Spark does not use it."""
+        """Stands for Spark 4.2's class on an older Spark, which never asks for a limit."""
 
     @dataclass
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]

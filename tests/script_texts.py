@@ -19,6 +19,7 @@ def golden(dialect: str) -> str:
     """The script of a domain: an endpoint with an instance, and tables of all kinds."""
     url = f"{DIALECTS[dialect].schemes[0]}://host/shop"
     state, reader, sender = of_domain("orders")
+    words = "--domain orders --database shop" + " --dialect sqlserver" * (dialect == "sqlserver")
     shop = endpoint(
         url, "Shop.Orders", instances=["web1"], error="error", audit="audit", delayed=True
     )
@@ -27,9 +28,11 @@ def golden(dialect: str) -> str:
         state=state,
         subscriptions=QueueAddress("SubscriptionRouting", names_of(url).default_schema),
         roles=Roles(reader=reader, sender=sender, operator="clerk", producer="endpoints"),
+        login="spark_orders",
         body_string=True,
         delayed=True,
         database="shop",
+        command=f"sqlqueue script Shop.Orders {words}",
         dialect=dialect,
     )
 

@@ -61,6 +61,8 @@ def of_metrics() -> Facts:
     driver.memory = driver.memory.close(Offset(stream="s", batch=1), last, options)
     yield from keys("metrics", driver.report())
     yield from (("gauges of stats --openmetrics", its) for its, _ in stats.GAUGES.values())
+    of_streams = (f"stream_{its}" for its, _ in stats.STREAM_GAUGES.values())
+    yield from (("gauges of stats --openmetrics", its) for its in of_streams)
 
 
 def keys(place: str, value: object) -> Facts:

@@ -22,8 +22,9 @@ from processes import inheriting, naming
 from waiting import PATIENCE, until
 
 from sqlq_spark.demo import Counts, count_ids
-from sqlq_spark.errors import MissingPackage
+from sqlq_spark.errors import MissingPackage, PasswordMissing
 from sqlq_spark.testing import embedded
+from sqlq_spark.testing.queues import Database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,6 +67,9 @@ def test_the_demo_loses_nothing_and_repeats_nothing(folder: Path) -> None:
     done = demo(sys.executable, "-c", KILLED_ONCE, *words)
 
     assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("This takes one to five minutes.")
+    assert done.stdout.count("Spark starts again") == 1
+    assert re.search(r"0 +repeated +in the table more than once", done.stdout)
     for figure in ("4,000 +sent", "4,000 +received", "1 +kills", "0 +lost", "0 +repeated"):
         assert re.search(rf"^\s*{figure}", done.stdout, flags=re.MULTILINE)
     assert {"checkpoint", "postgresql", "spark.log", "table"} <= {*os.listdir(folder)}  # noqa: PTH208
@@ -151,7 +155,7 @@ def one(url: str, text: str) -> object:
 
 
 def test_a_server_syncs_to_disk_and_every_login_needs_the_password() -> None:
-    """The password is asked for over TCP and on the socket. What is committed outlives a crash."""
+    """The password is asked for over TCP and on the socket, and our error says how to give it."""
     modes: tuple[Literal["fast", "immediate"], ...] = ("fast", "immediate")
     with embedded.run_server(tcp=True) as other, embedded.run_server(tcp=True) as server:
         names = ("fsync", "synchronous_commit", "timezone")
@@ -163,6 +167,8 @@ def test_a_server_syncs_to_disk_and_every_login_needs_the_password() -> None:
             without = url.replace(f":{server.password}", ":wrong")
             with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
                 psycopg.connect(without)
+            with pytest.raises(PasswordMissing, match="variable SQLQUEUE_PASSWORD"):
+                Database(url.replace(f":{server.password}@", "@")).queue("q")
         assert server.home.stat().st_mode & 0o777 == 0o700
         assert server.password not in repr(server)
 

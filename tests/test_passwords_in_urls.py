@@ -136,6 +136,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @given(place=st.sampled_from(PLACES), password=PASSWORDS, is_coded=st.booleans())
 @example(place="postgresql://127.0.0.1:1;password={0}/shop", password="pA55@55Ap", is_coded=False)  # noqa: S106
 @example(place="postgresql://127.0.0.1:{0}/shop", password="pA55@55Ap", is_coded=False)  # noqa: S106
+@example(place="postgresql://bo:{0}/127.0.0.1:1/shop", password="pA55@55Ap", is_coded=False)  # noqa: S106
 @example(place="sqlserver://127.0.0.1:{0}/shop", password="pA55@55Ap", is_coded=False)  # noqa: S106
 def test_no_error_and_no_line_shows_a_password(place: str, password: str, is_coded: bool) -> None:  # noqa: FBT001
     """The password may be anywhere in the url, as it is or percent-encoded."""

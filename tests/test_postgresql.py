@@ -40,6 +40,7 @@ SAID = {
         "no more connections allowed (max_client_conn)",
     ],
     errors.NotReachable: ['connection to server at "db" failed: Connection refused'],
+    errors.PasswordMissing: ["fe_sendauth: no password supplied"],
     errors.LoginRefused: ['password authentication failed for user "bo"'],
     errors.DatabaseNotFound: ['database "shop" does not exist'],
     errors.ServerNotVerified: [

@@ -159,7 +159,7 @@ def work_in_other_state(connection: Connection) -> None:
 ROLES = ("queue", "errors", "delayed", "subscriptions")  # of tables, in all statements
 
 
-def make_queue(schema: str) -> Callable[[Connection], None]:
+def make_queue(schema: str) -> Callable[[Connection], object]:
     """Create a queue as the command does."""
     return lambda connection: create_queue(connection, address("neu", schema))
 

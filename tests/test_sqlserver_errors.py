@@ -163,22 +163,26 @@ def test_a_failure_without_an_error_is_a_timeout_if_its_time_was_over(raised: Ex
 
 
 @pytest.mark.parametrize(
-    ("authentication", "expected"),
-    [("ActiveDirectoryMsi", errors.LoginUnclear), ("SqlPassword", errors.LoginRefused)],
+    ("rest", "expected"),
+    [
+        ("db/shop?authentication=ActiveDirectoryMsi", errors.LoginUnclear),
+        ("db/shop?authentication=SqlPassword", errors.LoginRefused),
+        ("bo:secret@db/shop", errors.LoginRefused),
+        ("bo@db/shop", errors.PasswordMissing),
+    ],
 )
 def test_a_token_may_be_refused_during_a_failover(
-    authentication: str, expected: type[errors.LoginRefused], monkeypatch: pytest.MonkeyPatch
+    rest: str, expected: type[errors.LoginRefused], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session that has reached the url waits then; a password is wrong."""
+    """A session that has reached the url waits then; a password is wrong or missing."""
 
     def refuse(*_: object) -> None:
         raise odbc("28000", 18456, TEXTS[18456])
 
     monkeypatch.setattr(drivers, "open_session", refuse)
-    url = f"sqlserver://db/shop?authentication={authentication}"
 
     with pytest.raises(errors.LoginRefused) as caught:
-        connection.connect(url, application="test", timeout=1, state="sqlqueue")
+        connection.connect(f"sqlserver://{rest}", application="test", timeout=1, state="sqlqueue")
     assert type(caught.value) is expected
     assert isinstance(caught.value, sessions.ABSENT) == (expected is errors.LoginUnclear)
 

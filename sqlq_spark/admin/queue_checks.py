@@ -140,6 +140,8 @@ def unreadable(where: str, error: errors.DatabaseFailure) -> Finding:
     severity: Severity = "error"
     fix = facts.get("fix") or clean(facts.get("reason", ""))
     match error:
+        case errors.QueueInOtherCase():
+            name, fix = "absent", f"write the name {error.other}"
         case errors.QueueNotFound():
             name, fix = "absent", f"sqlqueue create {quote(where)}"
         case errors.TimedOut():

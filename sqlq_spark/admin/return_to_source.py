@@ -148,7 +148,7 @@ def read_failures(page: pa.Table) -> list[Failed]:
 
 @dataclass
 class Staying:
-    """Messages that cannot be returned for one reason."""
+    """How many messages cannot be returned because of the same reason, and the first ids."""
 
     messages: int = 0
     ids: list[str] = field(default_factory=list)  # the row ids of the first messages

@@ -16,10 +16,11 @@ from dataclasses import asdict, dataclass, replace
 from itertools import chain, product
 from typing import TYPE_CHECKING, NamedTuple
 
+from sqlq_spark import __version__
 from sqlq_spark.database import dialect_named
-from sqlq_spark.database.migrations import STEPS
+from sqlq_spark.database.migrations import STATE_VERSION, STEPS
 from sqlq_spark.database.statements import Statements
-from sqlq_spark.errors import BadAddress, BadOption
+from sqlq_spark.errors import BadAddress, BadOption, clean
 from sqlq_spark.options.connection import DatabaseOptions
 from sqlq_spark.options.names import names_of, parse_queue
 from sqlq_spark.wire.address import DELAYED, QueueAddress, delayed_of
@@ -82,10 +83,17 @@ class Roles:
     def __post_init__(self) -> None:
         """Reject names that are too long, or that would end a comment of the script."""
         for role, name in asdict(self).items():
-            size = 1 if name is None else len(name.encode("utf-8", "replace"))
-            if not 0 < size <= 63 or (name and re.search(UNUSABLE, name)):  # noqa: PLR2004
-                expected = "a role's name of at most 63 bytes, in one line"
-                raise BadOption(option=f"--{role}", found=name, expected=expected)
+            check_role_name(f"--{role}", name)
+
+
+def check_role_name(option: str, name: str | None) -> None:
+    """Reject a name that is too long, or that would end a comment of the script."""
+    if name is None:
+        return
+    size = len(name.encode("utf-8", "replace"))
+    if not 0 < size <= 63 or re.search(UNUSABLE, name):  # noqa: PLR2004
+        expected = "a role's name of at most 63 bytes, in one line"
+        raise BadOption(option=option, found=name, expected=expected)
 
 
 def of_domain(name: str | None) -> tuple[str, str, str]:
@@ -104,10 +112,12 @@ def write_script(
     state: str,
     subscriptions: QueueAddress | None = None,
     roles: Roles | None = None,
+    login: str | None = None,
     body_string: bool = False,
     delayed: bool = False,
     trusted: Sequence[str] = (),
     database: str | None = None,
+    command: str | None = None,
     dialect: str = DEFAULT_DIALECT,
 ) -> str:
     """
@@ -121,11 +131,14 @@ def write_script(
         state: schema of the state tables.
         subscriptions: the subscription table. The script creates it, and the sender may read it.
         roles: which roles to grant to.
+        login: a login that exists. The script makes it a member of the reader and the sender.
         body_string: also add the column BodyString to each queue.
         delayed: also create the tables of delayed messages; the reader may move due messages.
         trusted: roles that may own tables that are there already, and that may add members to the
             script's roles.
         database: in any other database the script does nothing.
+        command: the command line that prints it. Only with one the script has a head, for the tool
+            of a DBA. The head names release, command line and version of the state tables.
         dialect: the name of the dialect.
 
     Raises:
@@ -133,9 +146,10 @@ def write_script(
             database, and a GRANT cannot name one.
     """
     names = DIALECTS[dialect]
+    check_role_name("--login", login)
     role_names = {role: name for role, name in asdict(roles or Roles()).items() if name is not None}
     tables = tables_by_kind(endpoints, subscriptions, delayed=delayed)
-    given = [state, *role_names.values(), *filter(None, [database])]
+    given = [state, *role_names.values(), *filter(None, [login, database])]
     check_names(names, given, tables)
     writer = ScriptWriter(
         names=names,
@@ -156,9 +170,11 @@ def write_script(
         writer.creations(body_string=body_string),
         writer.roles([*role_names.values()]),
         *(writer.grants(role, name) for role, name in role_names.items()),
+        *([] if login is None else [writer.members(login, role_names)]),
         writer.commented["script_end"],
     ]
-    return writer.dialect.join_script(parts)
+    text = writer.dialect.join_script(parts)
+    return text if command is None else writer.head(command) + text
 
 
 def tables_by_kind(
@@ -209,8 +225,24 @@ class ScriptWriter:
     tables: Mapping[str, Sequence[Tables]]  # by kind
     words: Mapping[str, str]  # what is put into braces of any part, by the word in the braces
 
+    def head(self, command: str) -> str:
+        """Return the lines above the script. No name of the command line ends its comment."""
+        shown = clean(command)
+        self.names.check_for_script(shown)
+        return (
+            f"-- {shown}\n"
+            f"-- printed by release {__version__}, with state tables of version {STATE_VERSION}\n"
+            f"{self.names.script_settings}"
+        )
+
     def fill(
-        self, text: str, tables: Tables | None = None, *, role: str = "", roles: str = ""
+        self,
+        text: str,
+        tables: Tables | None = None,
+        *,
+        role: str = "",
+        roles: str = "",
+        login: str = "",
     ) -> str:
         """Put the names of tables and of a role into the braces of a statement."""
         quoted = self.names.quote_name(role)
@@ -222,6 +254,7 @@ class ScriptWriter:
             role=quoted,
             role_escaped=_escape(quoted),
             roles=roles,
+            login=self.names.quote_name(login),
             **self.words,
         )
 
@@ -254,8 +287,7 @@ class ScriptWriter:
         """Return the part that grants a role its rights, below the first statement's comment."""
         bare = self.dialect.STATEMENTS
         rights_by_kind = ROLE_RIGHTS[role]
-        first = next(iter(rights_by_kind.values()))[0]
-        comment = self.commented[first].removesuffix(bare[first])
+        comment = self.comment(next(iter(rights_by_kind.values()))[0])
         filled = (
             self.fill(grant, tables, role=name)
             for kind, rights in rights_by_kind.items()
@@ -263,6 +295,17 @@ class ScriptWriter:
             for grant in bare[right].split(";\n")
         )
         return self.fill(comment, role=name) + _join(filled)
+
+    def members(self, login: str, role_names: Mapping[str, str]) -> str:
+        """Return the part that makes a login a member of the reader and the sender."""
+        bare = self.dialect.STATEMENTS["script_member"]
+        names = [role_names[role] for role in ("reader", "sender") if role in role_names]
+        filled = (self.fill(bare, role=name, login=login) for name in names)
+        return self.comment("script_member") + _join(filled)
+
+    def comment(self, name: StatementName) -> str:
+        """Return the comment above a statement."""
+        return self.commented[name].removesuffix(self.dialect.STATEMENTS[name])
 
 
 def _escape(text: str) -> str:

@@ -217,10 +217,10 @@ def run_check(check: Check, bench: Bench) -> dict[str, Any]:
         with its_bench.stack:
             place = its_bench if check is facts else its_bench.create(name)
             for what, found, *promised in check(place):
-                seen.append(f"{what}: {found}")
+                seen.append(f"{what}: {plain_value(found)}")
                 if promised and promised != [found]:
                     result["outcome"] = "failed"
-                    seen[-1] += f" (promised: {promised[0]})"
+                    seen[-1] += f" (promised: {plain_value(promised[0])})"
     except errors.Cancelled:
         raise
     except Exception as error:  # noqa: BLE001 - the next check runs all the same
@@ -230,7 +230,23 @@ def run_check(check: Check, bench: Bench) -> dict[str, Any]:
             result["outcome"] = "not checked" if lacks else "failed"
         seen.append(f"{type(error).__name__}: {error}")
     seconds = round(time.monotonic() - started, 3)
-    return result | {"seen": ", ".join(seen), "seconds": seconds, "figures": its_bench.figures}
+    return result | {"seen": "; ".join(seen), "seconds": seconds, "figures": its_bench.figures}
+
+
+def plain_value(value: object) -> str:
+    """Return a value as people write it, without the notation of Python."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "yes" if value else "no"
+        case bytes():
+            return value.decode(errors="replace")
+        case list() | tuple():
+            return ", ".join(map(plain_value, value)) or "none"
+        case set():
+            return plain_value(sorted(map(plain_value, value)))
+    return str(value)
 
 
 def drop_remains(connection: Connection, lowest: str, highest: str) -> None:

@@ -10,6 +10,7 @@ from sqlq_spark.admin.formats import show_span
 from sqlq_spark.database import read_clock
 from sqlq_spark.database.state_rows import LONGEST_SILENCE, Heartbeat, HeldReceipt
 from sqlq_spark.errors import BadAddress
+from sqlq_spark.options.fields import INT64
 from sqlq_spark.wire.dialects import split_canonical
 
 if TYPE_CHECKING:
@@ -67,6 +68,14 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
+class DivertedTotal:
+    """What a stream moved to its error queue, with all batches."""
+
+    queries: frozenset[str]  # Spark's queries that ran the stream
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
 class TrailEntry:
     """Who purged, returned, dropped or retired what, and how many messages."""
 
@@ -119,6 +128,32 @@ def begin_stream(heartbeat: Heartbeat) -> Stream:
         is_open=False,
         silent=heartbeat.silent,
     )
+
+
+def count_diverted(connection: Connection) -> dict[str, DivertedTotal]:
+    """
+    Count the messages that each stream moved to its error queue, by the stream's id.
+
+    The batch that is not acknowledged counts too: its receipts have the counts.
+    """
+    from sqlq_spark.receive.receipts import QueueOutcome  # noqa: PLC0415 - it loads pyarrow
+
+    counted = {}
+    for stream in list_streams(connection):
+        messages, queries = stream.diverted, {stream.query_id}
+        if stream.receipts:
+            outcomes = connection.rows(
+                "outcome",
+                QueueOutcome,
+                stream=stream.stream,
+                first=stream.batch + 1,
+                batch=INT64,
+            )
+            messages += sum(outcome.diverted for outcome in outcomes)
+            queries.update(outcome.query_id for outcome in outcomes)
+        known = frozenset(query for query in queries if query is not None)
+        counted[stream.stream] = DivertedTotal(known, messages)
+    return counted
 
 
 def list_heartbeats(connection: Connection) -> list[Heartbeat]:

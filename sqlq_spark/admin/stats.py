@@ -16,6 +16,7 @@ several intervals the difference of in and out is correct.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,17 +28,17 @@ from sqlq_spark.database import read_clock, transaction
 from sqlq_spark.database.destinations import LOST
 from sqlq_spark.database.looks import Sample
 from sqlq_spark.database.schema import check_state
-from sqlq_spark.options.names import parse_queue
+from sqlq_spark.options.names import database_name, parse_queue
 from sqlq_spark.receive.peek import seconds_since
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
     from sqlq_spark.database import Connection
     from sqlq_spark.database.state_rows import HeldReceipt
     from sqlq_spark.options.connection import DatabaseOptions
-    from sqlq_spark.wire.address import QueueAddress
+    from sqlq_spark.wire.address import Names, QueueAddress
 
 ERRORS = "error queue"  # the kind of a queue
 
@@ -371,37 +372,73 @@ def to_json(now: Look) -> dict[str, Any]:
     }
 
 
-def to_metrics(now: Look, state_schema: str) -> str:
-    """Return the figures that are known, as gauges in the format of Prometheus and OpenMetrics."""
+def to_metrics(now: Look, options: DatabaseOptions) -> str:
+    """
+    Return the figures that are known, as gauges in the format of Prometheus and OpenMetrics.
+
+    The labels of each sample differ from those of all others, because a collector rejects a page
+    that has the same labels twice. So a stream without an id, which has no batch yet, is left out.
+    """
+    queues = {queue.queue for queue in now.queues}
+    streams = [stream for stream in now.streams or () if stream.stream]
+    database = database_name(options.url)
+    read = queues.union(*(stream.queues for stream in streams))
+    plain = plain_names(read, options.naming, database)
+    place = {"database": database, "state_schema": options.state_schema}
     lines = []
     for column in QUEUE_COLUMNS:
         if column.name in GAUGES:
             name, text = GAUGES[column.name]
-            lines += [f"# HELP sqlqueue_{name} {text}", f"# TYPE sqlqueue_{name} gauge"]
+            lines += heading(name, text)
             for queue in now.queues:
                 value = column.value(queue)
                 if value is not None:
-                    labels = f"queue={label(queue.queue)},state_schema={label(state_schema)}"
-                    lines.append(f"sqlqueue_{name}{{{labels}}} {value}")
+                    labels = {"queue": plain[queue.queue], **place}
+                    lines.append(f"sqlqueue_{name}{{{write_labels(labels)}}} {value}")
     for attribute, (name, text) in STREAM_GAUGES.items():
-        lines += [
-            f"# HELP sqlqueue_stream_{name} {text}",
-            f"# TYPE sqlqueue_stream_{name} gauge",
-        ]
-        for stream in now.streams or ():
+        lines += heading(f"stream_{name}", text)
+        for stream in streams:
             value = getattr(stream, attribute)
             if value is not None:
-                labels = ",".join(
-                    f"{key}={label(text)}"
-                    for key, text in (
-                        ("stream", stream.stream),
-                        ("name", stream.title),
-                        ("queue", stream.queue),
-                        ("state_schema", state_schema),
-                    )
-                )
-                lines.append(f"sqlqueue_stream_{name}{{{labels}}} {value:g}")
+                named = {"stream": stream.stream, "name": stream.title}
+                several = ", ".join(plain[queue] for queue in stream.queues)
+                labels = {**named, "queue": several, **place}
+                number = int(value) if isinstance(value, bool) else value
+                lines.append(f"sqlqueue_stream_{name}{{{write_labels(labels)}}} {number}")
     return "\n".join([*lines, "# EOF\n"])
+
+
+def plain_names(queues: Iterable[str], naming: Names, database: str) -> dict[str, str]:
+    """
+    Return the plain names of queues of a database for charts. Each is that of one queue only.
+
+    A queue keeps its address if its plain name is another one's too: `a.b` may be a table, or a
+    schema and a table. A text that is no address is its own name.
+    """
+    addresses = {*queues}
+    names: dict[str, str] = {}
+    for text in addresses:
+        try:
+            address = naming.parse_table(text)
+        except errors.BadAddress:
+            names[text] = text
+            continue
+        is_here = (address.catalog or "").casefold() == database.casefold()
+        names[text] = naming.plain_name(replace(address, catalog=None) if is_here else address)
+    uses = Counter(names.values())
+    return {
+        text: name if uses[name] == 1 and name not in addresses else text
+        for text, name in names.items()
+    }
+
+
+def heading(name: str, text: str) -> list[str]:
+    """Return the lines above the samples of a gauge."""
+    return [f"# HELP sqlqueue_{name} {text}", f"# TYPE sqlqueue_{name} gauge"]
+
+
+def write_labels(labels: Mapping[str, str]) -> str:
+    return ",".join(f"{key}={label(text)}" for key, text in labels.items())
 
 
 def label(text: str) -> str:

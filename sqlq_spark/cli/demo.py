@@ -25,7 +25,11 @@ def demo_command(
         Path | None, Option(help="Keep table, checkpoint and logs in this new folder.")
     ] = None,
 ) -> None:
-    """Send messages, receive them, kill the stream twice within a batch, and count; needs Java."""
+    """
+    Send messages, receive them, kill Spark twice within a batch, and count.
+
+    Takes one to five minutes. Needs Java, and 900 MB for the packages of its extra.
+    """
     from sqlq_spark import demo  # noqa: PLC0415 - other commands need neither it nor pyarrow
 
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -36,12 +40,10 @@ def demo_command(
         result = demo.run_demo(bars, messages=messages, keep=keep)
     except demo.JobFailed as error:
         fail_command(str(error))
-    figures = asdict(result) | {"good": result.good}
     if context.obj.as_json:
-        screen.print_json(figures)
+        screen.print_json(asdict(result) | {"good": result.good})
     else:
-        counted = [(value, name.replace("_", " ")) for name, value in figures.items()]
-        screen.show_table(("", "counted by message id"), counted, "figures")
+        screen.show_table(("", "", "counted by message id"), result.rows(), "figures")
         if keep is not None:
             screen.say(f"{keep} contains: table, checkpoint, spark.log, postgresql")
     if not result.good:

@@ -13,11 +13,12 @@ not sent.
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import asdict, replace
 from functools import partial
 from operator import gt
-from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from typer import Argument, Option, Typer
 
@@ -120,16 +121,24 @@ def create_command(context: Context, queue: cli.QueueName) -> None:
     shared = context.obj
     endpoint = name_queues(shared, queue)
     connection = context.connect(shared.database())
+    was_absent: dict[str, bool] = {}
     for address in endpoint.queues:
-        schema.create_queue(connection, address, body_string=shared.body_string)
-    names = [connection.printed(address) for address in endpoint.queues]
-    waiting = None
+        name = connection.printed(address)
+        made = schema.create_queue(connection, address, body_string=shared.body_string)
+        was_absent.setdefault(name, made)  # an endpoint may name one queue twice
+    names, waiting = [*was_absent], None
     if shared.delayed:
-        schema.create_delayed(connection, endpoint.primary)
         waiting = connection.printed(delayed_of(endpoint.primary))
-    result = {"queues": names, "delayed": waiting, "server": connection.server}
-    places = ", ".join(filter(None, (*names, waiting)))
-    context.answer(result, f"in {connection.server}: {places}")
+        was_absent[waiting] = schema.create_delayed(connection, endpoint.primary)
+    created = [name for name, absent in was_absent.items() if absent]
+    found = [name for name, absent in was_absent.items() if not absent]
+    result = {"queues": names, "delayed": waiting, "created": created, "server": connection.server}
+    if created:
+        text = f"created in {connection.server}: {', '.join(created)}"
+        text += f"; already there: {', '.join(found)}" if found else ""
+    else:
+        text = f"already there in {connection.server}: {', '.join(found)}"
+    context.answer(result, text)
 
 
 ScriptQueues = Annotated[list[str], Argument(help=f"{cli.QUEUE_HELP} Several have the same roles.")]
@@ -152,10 +161,20 @@ NewSubscriptionTable = Annotated[
     str | None,
     Option(help="Also create this table, and let the sender publish with it."),
 ]
+SparkLogin = Annotated[
+    str | None,
+    Option(
+        "--login",
+        help="Also give the rights of reader and sender to this login, which must exist.",
+    ),
+]
 OnlyDatabase = Annotated[
     str | None,
     Option(help="The database it is for. In another one the script does nothing."),
 ]
+
+
+COMMAND_LINE = "sqlq_spark.command_line"  # the key in the context of `script`
 
 
 class ScriptCommand(cli.OfflineCommand):
@@ -167,6 +186,11 @@ class ScriptCommand(cli.OfflineCommand):
         "trusted_owners",
         *cli.OfflineCommand.shared,
     )
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - as in click
+        """Keep the command line, which the script names."""
+        ctx.meta[COMMAND_LINE] = shlex.join(["sqlqueue", "script", *args])
+        return super().parse_args(ctx, args)
 
 
 @app.command("script", cls=ScriptCommand)
@@ -181,6 +205,7 @@ def script_command(
     no_sender: NoSender = False,
     operator: OperatorRole = None,
     producer: ProducerRole = None,
+    login: SparkLogin = None,
     subscription_table: NewSubscriptionTable = None,
     database: OnlyDatabase = None,
 ) -> None:
@@ -205,10 +230,12 @@ def script_command(
             operator=operator,
             producer=producer,
         ),
+        login=login,
         delayed=shared.delayed,
         body_string=shared.body_string,
         trusted=options.trusted_owners,
         database=database,
+        command=context.meta[COMMAND_LINE],
         dialect=dialect,
     )
     if shared.as_json:

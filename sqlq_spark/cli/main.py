@@ -25,7 +25,7 @@ import typer
 from sqlq_spark import __version__
 from sqlq_spark.admin.formats import escape_unencodable
 from sqlq_spark.cli import demo, endpoints, messages, queues, selftest, streams
-from sqlq_spark.cli.options import end_by
+from sqlq_spark.cli.options import Group, end_by
 from sqlq_spark.cli.screen import say
 from sqlq_spark.errors import SqlQueueError
 from sqlq_spark.log import set_up
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="sqlqueue",
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # pretty exceptions would print local variables
 )

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, FileBinaryRead, Option, Typer
 
 from sqlq_spark.admin import state_tables
-from sqlq_spark.admin.formats import ShownColumn, ago, byte_size, quantity
+from sqlq_spark.admin.formats import ShownColumn, ago, byte_size, quantity, view
 from sqlq_spark.admin.messages import list_messages, to_message
 from sqlq_spark.cli import options as cli
 from sqlq_spark.cli import screen
@@ -25,11 +26,14 @@ from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.database.trust import INSERT, look_at_tables
 from sqlq_spark.errors import ReceiptRefused, ReceiptSettled
 from sqlq_spark.options.names import parse_queue
-from sqlq_spark.wire.headers import full_name, has_blank
+from sqlq_spark.wire.headers import FAILED_Q, PROCESSING_ENDPOINT, full_name, has_blank
+from sqlq_spark.wire.returning import EXCEPTION_TYPE, is_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from datetime import datetime
 
+    from sqlq_spark.admin.messages import StoredMessage
     from sqlq_spark.admin.return_to_source import ReturnPlan
     from sqlq_spark.database import Connection
     from sqlq_spark.database.sessions import Session
@@ -135,7 +139,11 @@ def browse_command(
     *,
     limit: Annotated[int, Option(min=1, help="Messages to show.")] = 20,
 ) -> None:
-    """Show the messages that wait, lowest seq first. Deletes and locks nothing."""
+    """
+    Show the messages that wait, lowest seq first. Deletes and locks nothing.
+
+    For messages that failed, it also shows the exception and the endpoint.
+    """
     options = context.obj.source(queue)
     connection = context.connect(options)
     found = list_messages(connection, options.address, limit=limit)
@@ -143,17 +151,51 @@ def browse_command(
         for message in found:
             screen.print_json(screen.message_as_json(message))
         return
-    rows = (
-        (
-            message.seq,
-            *screen.type_and_time(message.headers),
-            message.expires,
-            byte_size(len(message.body or b"")),
-            show_body(message.body),
-        )
-        for message in found
+    rows = [*map(summarize, found)]
+    columns = view(MESSAGE_COLUMNS, "failed" if any(row.is_failed for row in rows) else "")
+    screen.out().print(screen.draw_rows(columns, rows, "messages"))
+
+
+@dataclass(frozen=True, slots=True)
+class ShownMessage:
+    """A row of the table of `browse`."""
+
+    seq: int
+    type: str | None
+    sent: str | None
+    is_failed: bool  # whether it came into an error queue
+    exception: str | None  # the last part of the type's name, which `retry --exception` takes
+    endpoint: str | None  # which endpoint failed
+    expires: datetime | None
+    size: int  # of the body
+    body: str | None  # its beginning
+
+
+MESSAGE_COLUMNS = (
+    *map(ShownColumn, ("seq", "type", "sent")),
+    ShownColumn("exception", only="failed"),
+    ShownColumn("endpoint", only="failed"),
+    ShownColumn("expires"),
+    ShownColumn("size", form=byte_size),
+    ShownColumn("body"),
+)
+
+
+def summarize(message: StoredMessage) -> ShownMessage:
+    headers = message.headers or {}
+    kind, sent = screen.type_and_time(message.headers)
+    exception = headers.get(EXCEPTION_TYPE) or ""
+    return ShownMessage(
+        seq=message.seq,
+        type=kind,
+        sent=sent,
+        is_failed=FAILED_Q in headers,
+        exception=exception.rpartition(".")[2] or None,
+        endpoint=headers.get(PROCESSING_ENDPOINT) or None,
+        expires=message.expires,
+        size=len(message.body or b""),
+        body=show_body(message.body),
     )
-    screen.show_table(("seq", "type", "sent", "expires", "size", "body"), rows, "messages")
 
 
 def show_body(body: bytes | None) -> str | None:
@@ -217,7 +259,6 @@ def retry_command(
     reports it and exits with 1.
     """
     from sqlq_spark.admin.return_to_source import Choice, plan_return  # noqa: PLC0415 - see cli
-    from sqlq_spark.wire.returning import is_copy  # noqa: PLC0415 - see cli
 
     options = context.obj.source(queue)
     require_option(copies or not is_copy(options.address.table), "QUEUE", queue, COPIES)
@@ -296,6 +337,7 @@ def return_planned(
 # ---------------------------------------------------------------- receipts
 
 receipts_app = Typer(
+    cls=cli.Group,
     help="List, show, return or drop what streams received and have not acknowledged.",
     no_args_is_help=True,
 )
@@ -305,7 +347,7 @@ AGAIN = (
     "checkpoint can no longer be used for these batches"
 )
 RECEIPT_COLUMNS = (
-    *map(ShownColumn, ("stream", "batch", "task", "messages")),
+    *map(ShownColumn, ("stream", "batch", "task", "query_id", "spark_batch", "messages")),
     ShownColumn("size", "bytes", byte_size),
     ShownColumn("settled"),
     ShownColumn("created", form=ago),

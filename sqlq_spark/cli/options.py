@@ -15,13 +15,14 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, TypeVar
 
 import typer
 import typer.main
 from rich.console import Console
 from typer import Argument, Option
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from sqlq_spark import errors
 from sqlq_spark.admin.formats import part, write_utf_8
@@ -301,6 +302,39 @@ PARAMETERS: dict[str, Any] = {
 FLAGS = {public_name(name): each.opts[0] for name, each in PARAMETERS.items()}
 
 
+# What `--help` shows for the types as typer names them. A flag has no value, and so no type.
+TYPE_WORDS: dict[str, str | None] = {
+    "<str>": "text",
+    "<list[str]>": "text, repeatable",
+    "<int>": "number",
+    "<int range>": "number",
+    "<float range>": "number",
+    "<FileBinaryRead>": "file",
+    "<file>": "file",
+    "<path>": "file",
+    "<bool>": None,
+}
+
+
+def type_words(parameter: Any, ctx: Any) -> str | None:  # noqa: ANN401 - typer's own classes
+    """Return how `--help` shows a parameter's type. Older typer shows words, and does not call."""
+    shown: str | None = type(parameter).display_type_rich(parameter, ctx=ctx)
+    return shown if shown is None else TYPE_WORDS.get(shown, shown)
+
+
+def show_words(parameters: list[Any]) -> list[Any]:
+    for each in parameters:
+        each.display_type_rich = partial(type_words, each)
+    return parameters
+
+
+class Group(TyperGroup):
+    """A group of commands, whose help shows types in words."""
+
+    def get_params(self, ctx: Any) -> Any:  # noqa: ANN401 - as in click
+        return show_words(super().get_params(ctx))
+
+
 class Command(TyperCommand):
     """A command that connects. A subclass names the shared options that it has."""
 
@@ -322,6 +356,9 @@ class Command(TyperCommand):
             option = copy(PARAMETERS[name])
             option.help = self.meanings.get(name, option.help)
             self.params.append(option)
+
+    def get_params(self, ctx: Any) -> Any:  # noqa: ANN401 - as in click
+        return show_words(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - as in click
         """Put the values of the shared options into the context, and run the command."""

@@ -111,9 +111,9 @@ def stats_command(
     with screen.until_stopped() if watch else nullcontext(), live if on_screen else nullcontext():
         for done, now in enumerate(looks(session, queues or [], options, interval), 1):
             if openmetrics == "-":
-                sys.stdout.write(stats.to_metrics(now, state_schema))
+                sys.stdout.write(stats.to_metrics(now, options))
             elif openmetrics:  # 0o644, so that the collector's user can read the file
-                write(openmetrics, stats.to_metrics(now, state_schema), "--openmetrics", 0o644)
+                write(openmetrics, stats.to_metrics(now, options), "--openmetrics", 0o644)
             elif as_json:
                 screen.print_json(stats.to_json(now))
             else:

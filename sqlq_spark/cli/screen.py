@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # Ctrl-C raises one of these. While a statement runs, the database driver cancels the statement.
 CTRL_C = (KeyboardInterrupt, Cancelled)
 # The width of the output if there is no terminal, in characters. Longer lines are rare, and cut.
-NO_TERMINAL = 160
+NO_TERMINAL = 200
 NO_QUEUES = (
     "no queues: this login may read no table of this database that has the columns of a queue"
 )

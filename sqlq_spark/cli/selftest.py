@@ -84,8 +84,11 @@ def selftest_command(
         context.answer(each, f"{each['outcome']:<13}{figures}  {each['seen']}")
     outcomes = [each["outcome"] for each in results]
     counts = ", ".join(f"{outcomes.count(each)} {each}" for each in dict.fromkeys(outcomes))
-    context.note(f"{counts}; {file} is to be attached to an issue")
-    if "failed" in outcomes:
+    context.note(f"the report is in {file}: attach it if you open an issue")
+    has_failed = "failed" in outcomes
+    verdict = "not everything works" if has_failed else "everything that was checked works"
+    context.note(f"{verdict}: {counts}")
+    if has_failed:
         raise typer.Exit(FOUND)
 
 

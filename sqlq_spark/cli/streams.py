@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sqlq_spark.admin.state_tables import Stream
 
 streams_app = Typer(
+    cls=cli.Group,
     help="List the streams of the state tables, or remove one from the lists.",
     no_args_is_help=True,
 )

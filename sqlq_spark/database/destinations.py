@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sqlq_spark import errors
 from sqlq_spark.database import LOCKS, TRANSIENT, TransactionUndone, attempt, lock_table
-from sqlq_spark.database.trust import Use, check_locked, look_at_tables, use
+from sqlq_spark.database.trust import (
+    Use,
+    check_locked,
+    lock_and_check,
+    look_at_tables,
+    with_other_case,
+)
 from sqlq_spark.wire.address import QueueAddress
 
 if TYPE_CHECKING:
@@ -125,8 +131,10 @@ class Destinations:
         return look_at_tables(self.connection, [*dict.fromkeys(queues)], self._wanted(columns))[1]
 
     def check(self, queues: Iterable[QueueAddress], columns: Sequence[str] = SENT_COLUMNS) -> None:
-        """Raise an error if a table cannot be sent to. Lock nothing."""
+        """Raise an error if a table that options or arguments name cannot be sent to."""
         for reason in self.find_refused(queues, columns).values():
+            if isinstance(reason, errors.QueueNotFound):
+                raise with_other_case(self.connection, reason)
             raise reason
 
     def lock_and_check(
@@ -137,7 +145,7 @@ class Destinations:
     ) -> None:
         """Lock and check tables. Raise if one cannot be used, or lacks the source's owner."""
         new = self.undecided(queues, columns)
-        use(self.connection, new, self._wanted(columns, source))
+        lock_and_check(self.connection, new, self._wanted(columns, source))
         self._accepted.setdefault(tuple(columns), set()).update(new)
 
     def lock_each(

@@ -29,7 +29,7 @@ RUN = re.compile(
 # that only in the collation C.
 WHOLE = {
     *("lock_queue", "purge", "purge_expired", "stats", "stats_delayed", "streams", "subscribers"),
-    *("heartbeats", "forget_heartbeats", "discard_abandoned", "delete_old_sinks"),
+    *("heartbeats", "forget_heartbeats", "remove_stream", "discard_abandoned", "delete_old_sinks"),
 }
 
 

@@ -172,7 +172,11 @@ def other_version(state: str, found: int) -> errors.StateTooOld | errors.StateTo
 
 
 def check_state_owners(connection: Connection) -> None:
-    """Raise StateOfOther if the state schema must not be used. Only the catalogue is read."""
+    """
+    Raise StateOfOther if the owner of the state schema, or of a table in it, is not trusted.
+
+    Only the catalogue is read, because such an owner could run code when a table is read.
+    """
     trusted = connection.trusted.values(connection.names)
     faults = connection.rows("state_faults", Fault, tables=None, **trusted)
     if faults:
@@ -272,18 +276,21 @@ def record_action(
     )
 
 
-def create_queue(connection: Connection, queue: QueueAddress, *, body_string: bool = False) -> None:
+def create_queue(connection: Connection, queue: QueueAddress, *, body_string: bool = False) -> bool:
     """
     Create a queue's table, if it is absent. If two sessions create it, one waits for the other.
 
     If `body_string`, the column BodyString is added, even if the table exists already.
+
+    Returns:
+        Whether the table was absent.
     """
-    _create(connection, "create_queue", queue, body_string=body_string)
+    return _create(connection, "create_queue", queue, body_string=body_string)
 
 
-def create_delayed(connection: Connection, queue: QueueAddress) -> None:
-    """Create the table for a queue's delayed messages, if it is absent."""
-    _create(connection, "create_delayed", delayed_of(queue))
+def create_delayed(connection: Connection, queue: QueueAddress) -> bool:
+    """Create the table for a queue's delayed messages; return whether it was absent."""
+    return _create(connection, "create_delayed", delayed_of(queue))
 
 
 def create_subscriptions(connection: Connection, table: QueueAddress) -> None:
@@ -303,9 +310,11 @@ def _create(
     table: QueueAddress,
     *,
     body_string: bool = False,
-) -> None:
+) -> bool:
     """
-    Create a table. Try again if another installer has created it at the same time.
+    Create a table; return whether it was absent.
+
+    Tries again if another installer has created it at the same time.
 
     Installers of this package wait for each other, by a lock. On PostgreSQL an endpoint's installer
     does not take that lock. If it is creating the same table, the database makes our statement
@@ -313,17 +322,19 @@ def _create(
     """
     name = statement.removeprefix("create_")  # the table's name in the statement's braces
 
-    def create() -> None:
+    def create() -> bool:
         with transaction(connection):
             connection.run("create_lock", tables={"table": table})
+            is_absent = not connection.columns(table)
             connection.run(statement, tables={name: table})
             check_owner(connection, table)
             if body_string:
                 connection.run("add_body_string", tables={"queue": table})
+        return is_absent
 
     try:
-        create()
+        return create()
     except errors.StatementFailed:
         if not connection.columns(table):
             raise
-        create()
+        return create()

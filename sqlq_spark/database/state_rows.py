@@ -48,6 +48,8 @@ class HeldReceipt:
     queue: str
     batch: int
     task: int
+    query_id: str | None  # Spark's id of the query, which sinks store too
+    spark_batch: int | None  # Spark's number of the batch; None if Spark did not give one
     messages: int
     bytes: int
     settled: bool

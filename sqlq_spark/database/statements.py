@@ -51,7 +51,7 @@ StatementName = Literal[
     "savepoint", "undo",
     "release", "check_deferred", "end_frozen", "clock",
     # trust.sql
-    "table_owners",
+    "table_owners", "find_other_case",
     # schema.sql
     "install_lock", "install_schema", "install_state", "state_parts", "state_faults", "version",
     "create_lock", "create_queue", "add_body_string", "create_subscriptions", "create_delayed",
@@ -91,8 +91,8 @@ StatementName = Literal[
     # script.sql
     "script_begin", "script_check", "script_roles", "script_role", "script_reader", "script_sender",
     "script_operator", "script_receive", "script_send", "script_divert", "script_produce",
-    "script_move", "script_delay", "script_publish", "script_subscribe", "script_login",
-    "script_end",
+    "script_move", "script_delay", "script_publish", "script_subscribe", "script_member",
+    "script_login", "script_end",
     # selftest.sql
     "selftest_facts", "selftest_locks", "selftest_end", "selftest_remains", "selftest_costs",
 ]

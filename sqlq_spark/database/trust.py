@@ -9,6 +9,10 @@ true:
 - The owners of the table and of its schema are trusted.
 - Nobody else has added a trigger. If rows are deleted, nobody else has added a foreign key.
 
+If a queue that an option or an argument names is absent, the error names a queue whose name differs
+only in case. The error for a name from a row or a header does not. Otherwise the author of a
+message could find out which tables there are.
+
 A transaction first locks the table, then checks these points, then uses the table. While it holds
 the lock, nobody can change the definition of the table. In a database without such a lock the
 transaction checks again before its commit. `Connection.trusted` says which owners the user trusts,
@@ -18,11 +22,12 @@ and which tables are used whoever owns them.
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from sqlq_spark import errors
-from sqlq_spark.database import LOCKS, lock_table
+from sqlq_spark.database import LOCKS, Work, lock_table, transaction
 from sqlq_spark.options.names import print_roles
 from sqlq_spark.wire.address import delayed_of
 
@@ -60,6 +65,14 @@ class TableFacts(Fault):
 
 
 @dataclass(frozen=True, slots=True)
+class SimilarQueue:
+    """A row of `find_other_case`: a queue whose name differs only in case."""
+
+    schema: str
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
 class Use:
     """What tables are used for, and what they must have beside a trusted owner."""
 
@@ -76,11 +89,21 @@ def use(
     connection: Connection, queues: Iterable[QueueAddress], wanted: Use, role: str = "queue"
 ) -> None:
     """
-    Lock tables in the open transaction, and check that they may be used.
+    Lock tables that options or arguments name, in the open transaction, and check them.
 
     Raises:
         QueueNotFound, RightMissing, NotAQueue, TableRefused.
     """
+    try:
+        lock_and_check(connection, queues, wanted, role)
+    except errors.QueueNotFound as error:
+        raise with_other_case(connection, error) from None
+
+
+def lock_and_check(
+    connection: Connection, queues: Iterable[QueueAddress], wanted: Use, role: str = "queue"
+) -> None:
+    """Lock and check tables as `use` does. Rows or headers may name them."""
     asked = list(dict.fromkeys(queues))
     for queue in asked:
         lock_table(connection, queue, wanted.how, role=role)
@@ -176,6 +199,33 @@ def reason_of(  # noqa: PLR0911 - each return is one kind of error
         found = connection.printed(wanted.source or queue)
         return errors.TableOfOther(table=name, owner=table.owner, found=found)
     return None
+
+
+def with_other_case(connection: Connection, missing: errors.QueueNotFound) -> errors.QueueNotFound:
+    """
+    Return the error for an absent queue, with the name of a queue that differs only in case.
+
+    Only the error for a name from an option or an argument is passed here. A lock that failed has
+    ended the open transaction, so the question may need one of its own. If the question fails too,
+    the error is returned as it is.
+    """
+    queue = connection.whole(connection.names.parse_table(missing.queue))
+    is_open = connection.work is not Work.NONE
+    try:
+        with nullcontext() if is_open else transaction(connection):
+            similar = connection.row(
+                "find_other_case",
+                SimilarQueue,
+                tables={"queue": queue},
+                schema_name=queue.schema,
+                table_name=queue.table,
+            )
+    except errors.DatabaseFailure:
+        return missing
+    if similar is None:
+        return missing
+    other = connection.printed(replace(queue, schema=similar.schema, table=similar.table))
+    return errors.QueueInOtherCase(queue=missing.queue, server=missing.server, other=other)
 
 
 def advise(connection: Connection, faults: Sequence[Fault]) -> tuple[str, str]:

@@ -209,7 +209,12 @@ class BatchWriter(Writing, DataSourceArrowWriter):
         return self.send(iterator, self.sink, self.sink_batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
-        """Delete what was staged. Some tasks may still run."""
+        """
+        Delete what the failed write has staged.
+
+        Without txnAppId the write is never tried again, and tasks of it that still run can stage
+        nothing more. With txnAppId they can. A later dispatch of the name deletes that.
+        """
         self.discard(self.sink, self.sink_batch, final=self.options.txn_app_id is None)
 
 

@@ -12,6 +12,7 @@ recognises.
 
 from __future__ import annotations
 
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -130,7 +131,8 @@ def find_body_limit(spark: SparkSession, settings: AuditSettings) -> int:
     runner.print_line(
         f"table {settings.table} has no column body, so the job keeps no bodies of the messages "
         'that it deletes from the queue. Set body_limit = "all" to add the column, or '
-        'body_limit = "none" to keep none'
+        'body_limit = "none" to keep none',
+        sys.stderr,
     )
     return 0
 

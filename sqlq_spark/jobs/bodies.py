@@ -53,9 +53,10 @@ class Schema(NamedTuple):
 
 def add_columns(frame: DataFrame, schemas: Sequence[Schema]) -> DataFrame:
     """
-    Add the parsed bodies and UNFIT_BODY to the rows of a stream.
+    Add a column of parsed bodies for each schema, and the column UNFIT_BODY.
 
-    A parsed body is null if the message has another type, or if the body is not one JSON value.
+    UNFIT_BODY has the name of the schema that the body does not fit, or null. A parsed body is null
+    if the schema is not for the message's type, or if the body is not one JSON value.
     """
     parsed, unfit = [], [F.expr("CAST(NULL AS STRING)")]
     for each in schemas:

@@ -346,11 +346,14 @@ class Retry:
 
     def resume(self) -> None:
         """
-        Finish the requests of earlier runs. If one cannot be finished, the others still are.
+        Finish the requests that earlier runs left pending.
+
+        A request is a group of failures that one run chose to return. A request that cannot be
+        finished is counted in `staying`. It does not stop the others.
 
         Raises:
             BadSettings: the setting give_up names a request that is not pending. No request was
-                given up.
+                finished or given up.
         """
         pending = self.pending()
         if strange := sorted({*self.settings.give_up} - {*pending}):

@@ -207,9 +207,12 @@ def read_ddl(message_type: str, given: str) -> str:
 def run(spark: SparkSession, settings: QueueToDeltaSettings) -> dict[str, Any]:
     appender = Appender(settings)
     totals = table_writer.receive_into(spark, settings, appender.add_columns, appender.write)
-    if settings.ddl and (appender.has_written or not totals["batches"]):
-        # With Spark Connect a process of the server writes, so its count is not known here.
-        totals |= {"failed": appender.failed, "error_queue": settings.error_queue}
+    if settings.ddl and "failed" in totals:
+        if appender.has_written or not totals["batches"]:
+            totals["failed"] += appender.failed
+        else:
+            # With Spark Connect a process of the server writes, so its count is not known here.
+            del totals["failed"]
     return totals
 
 

@@ -29,6 +29,7 @@ from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everyone's name for it
 
 from sqlq_spark import checkpoints, errors, register, spark_api, versions
+from sqlq_spark.admin import state_tables
 from sqlq_spark.database import transaction
 from sqlq_spark.database.looks import SeqEnds
 from sqlq_spark.database.sessions import Session, StateSession
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamReader, DataStreamWriter
 
+    from sqlq_spark.admin.state_tables import DivertedTotal
+    from sqlq_spark.database import Connection
     from sqlq_spark.jobs.settings import Settings, StreamSettings
     from sqlq_spark.options import SinkOptions
 
@@ -265,9 +268,12 @@ def receive_queues(
         write: starts the stream of a read. It may be called more than once.
 
     Returns:
-        How many `messages` and how many `batches`.
+        How many `messages` and how many `batches`. If there is an error queue, also how many
+        messages `failed`, which are in the `error_queue`.
     """
     read = spread(spark, settings.read())
+    source = SourceOptions.parse(read)
+    before = find_diverted(source)
     again = settings.trigger == "availableNow" and not spark_api.DRAINS_AT_ONCE
     totals = Counter(messages=0, batches=0)
     stops: list[int | None] = []  # the highest seq of each queue when the first run ended
@@ -275,13 +281,58 @@ def receive_queues(
         while True:
             tally = watch(write(load_stream(spark, read)), asked)
             totals.update(messages=tally.messages, batches=tally.batches)
-            ends = find_ends(SourceOptions.parse(read)) if again else []
+            ends = find_ends(source) if again else []
             # The stops are read only now, because the first run has moved due messages into the
             # queues.
             stops = stops or [end.last for end in ends]
             if not any_waits(ends, stops) or asked.is_set() or not tally.worked:
-                return dict(totals)  # messages behind the stops may still wait
+                break  # messages behind the stops may still wait
             read.pop("purgeOnStartup", None)  # the next run must not purge what came since
+    failed = count_failed(source, before, str(tally.query.id))
+    if failed is None:
+        return dict(totals)
+    return {**totals, "failed": failed, "error_queue": read["errorQueue"]}
+
+
+def has_counts(source: SourceOptions) -> bool:
+    """Return whether a read has an error queue, and state tables that count what goes there."""
+    return source.error_address is not None and source.transaction_mode != "none"
+
+
+def find_diverted(source: SourceOptions) -> dict[str, DivertedTotal]:
+    """Count what streams moved to error queues so far; {} if the read has no such counts."""
+    if not has_counts(source):
+        return {}
+    with StateSession(source, "job") as session:
+        return session.run_with_retries(read_diverted)
+
+
+def read_diverted(connection: Connection) -> dict[str, DivertedTotal]:
+    with transaction(connection):
+        return state_tables.count_diverted(connection)
+
+
+def count_failed(
+    source: SourceOptions, before: Mapping[str, DivertedTotal], query: str
+) -> int | None:
+    """
+    Count the messages that a run moved to its error queue.
+
+    Args:
+        source: the options of the read.
+        before: what `find_diverted` returned before the run.
+        query: the id of Spark's query.
+
+    Returns:
+        None if the read has no error queue, or no state tables that count (transactionMode=none).
+    """
+    if not has_counts(source):
+        return None
+    return sum(
+        now.messages - (before[stream].messages if stream in before else 0)
+        for stream, now in find_diverted(source).items()
+        if query in now.queries
+    )
 
 
 def any_waits(ends: Sequence[SeqEnds], stops: Sequence[int | None]) -> bool:

@@ -233,7 +233,12 @@ class DatabaseOptions:
 
     @classmethod
     def _refuse_strays(cls, given: Mapping[str, str]) -> None:
-        """Raise an error for an option of the other side, of another source, or with a typo."""
+        """
+        Raise an error for an option that does not belong here.
+
+        It is an option of a write that a read was given, or the reverse. Or it is an option of
+        another source of Spark, for example Kafka, or a likely typo. Other names are ignored.
+        """
         this_side = option_names(cls)
         all_sides = this_side | option_names(*DatabaseOptions.__subclasses__())
         misplaced = (given.keys() & all_sides.keys()) - this_side.keys() - {CHECKPOINT}

@@ -61,7 +61,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq_spark")
 
 MOST_CUTS = 1000  # how many places a full batch has where it can be cut into tasks
-# how many messages one run of AvailableNow receives of those that peek.AboveEnd describes
+# One run of AvailableNow receives at most this many messages whose seq is higher than the queue's
+# sequence has given. Such messages were copied into the queue, or their writer chose the seq.
 MOST_ABOVE = 10_000_000
 LOCAL_MASTER = r"(?:\0--master\0|spark\.master=)local(?:\[|\0|$)"
 WARN_AGAIN = 60.0  # seconds between two warnings of batches of which no task ran
@@ -467,10 +468,13 @@ class StreamDriver:
 
     def _report_unread(self, closed: Closed, now: float) -> None:
         """
-        Warn of a batch of which no task ran. End a run of AvailableNow, which would never end.
+        Warn of a batch of which no task ran.
+
+        A run of AvailableNow is ended too: its next batch would have the same messages, and so on.
 
         Raises:
-            ReceiptsMissing: in a run of AvailableNow, unless failOnMissingReceipts is set.
+            ReceiptsMissing: in a run of AvailableNow, if failOnMissingReceipts is not given. If it
+                is true, the error was raised when the batch was closed.
         """
         queue = self.memory.claim.queue
         tasks = closed.unread_tasks

@@ -104,7 +104,8 @@ class Forwarding:
         self.bodies = marked["body"]
         # the header text of each row. For a row that stays here, ForwardDestination is removed
         self.texts: list[str | None] = marked["headers"].to_pylist()
-        # the headers of the rows that belong elsewhere, without ForwardDestination
+        # row → the headers of a message that goes to another queue. The header ForwardDestination,
+        # which names that queue, is removed already.
         self.headers: dict[int, dict[str, str | None]] = {}
         self.away: dict[str, list[int]] = {}  # the rows of each other destination
         self.destinations = Destinations(

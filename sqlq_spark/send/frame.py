@@ -239,9 +239,9 @@ class Frame:
         """
         Return the column `replyToAddress` as texts for the header, or nulls if there is no column.
 
-        Null means that the row's own header ReplyToAddress stays. It is returned if the column
-        equals that header, because a read fills the column from the header. So a message that was
-        read and is sent on keeps its header unchanged.
+        Null means that the row's own header ReplyToAddress stays. Null is also returned if the
+        column equals that header, because a read fills the column from the header. So a message
+        that was read and is sent on keeps its header unchanged.
         """
         texts = self.text("replyToAddress")
         if texts.null_count == self.rows:

@@ -34,6 +34,7 @@ from sqlq_spark.database.destinations import (
     Destinations,
     run_without_failed,
 )
+from sqlq_spark.database.trust import with_other_case
 from sqlq_spark.send import subscriptions
 from sqlq_spark.send.chunk import split_delayed
 from sqlq_spark.send.delayed import check_delayed_table, delayed_routes, why_not_delayed
@@ -87,8 +88,19 @@ def send_in_transaction(
         return send({}, isolate=False)
     except errors.DatabaseFailure as error:
         if options.undeliverable_address is None or isinstance(error, PASSING_FAILURES):
+            if isinstance(error, errors.QueueNotFound) and is_of_options(
+                connection, options, error
+            ):
+                raise with_other_case(connection, error) from None
             raise
     return run_without_failed(partial(send, isolate=True))
+
+
+def is_of_options(
+    connection: Connection, options: SinkOptions, error: errors.QueueNotFound
+) -> bool:
+    """Whether the absent queue is that of the options, and not one that a row names."""
+    return options.address is not None and error.queue == connection.printed(options.address)
 
 
 def send_now(session: Session, chunks: Iterable[pa.Table], options: SinkOptions) -> None:

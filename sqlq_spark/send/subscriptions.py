@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from sqlq_spark.database import attempt, find_same, transaction
 from sqlq_spark.database.destinations import Destinations
 from sqlq_spark.database.schema import create_subscriptions
-from sqlq_spark.database.trust import DELETE, INSERT, READ, use
+from sqlq_spark.database.trust import DELETE, INSERT, READ, use, with_other_case
 from sqlq_spark.errors import (
     BadOption,
     QueueNotFound,
@@ -226,7 +226,8 @@ def subscribe(
     for subscription in new:
         subscription.check()
     if not connection.columns(queue):
-        raise QueueNotFound(queue=address, server=connection.server)
+        missing = QueueNotFound(queue=connection.printed(queue), server=connection.server)
+        raise with_other_case(connection, missing)
     if not connection.columns(table):
         create_subscriptions(connection, table)
     with transaction(connection):

@@ -29,7 +29,7 @@ from sqlq_spark.database.destinations import RETURNED_COLUMNS
 from sqlq_spark.database.looks import Waiting
 from sqlq_spark.database.schema import check_state
 from sqlq_spark.database.sessions import Session, StateSession
-from sqlq_spark.database.trust import INSERT, Use, look_at_tables, use
+from sqlq_spark.database.trust import INSERT, Use, lock_and_check, look_at_tables
 from sqlq_spark.send import subscriptions
 from sqlq_spark.send.chunk import names_of_queues, names_of_topics, split_delayed, topics_of
 from sqlq_spark.send.dispatch import last_sent
@@ -315,7 +315,7 @@ def _count_waiting(connection: Connection, queue: QueueAddress, most: int) -> in
     """
     try:
         with transaction(connection):
-            use(connection, [queue], Use("insert", RETURNED_COLUMNS))
+            lock_and_check(connection, [queue], Use("insert", RETURNED_COLUMNS))
             waiting = connection.row(
                 "peek",
                 Waiting,

@@ -57,6 +57,7 @@ class Names(ABC):
     # The collations with which a selftest creates other databases, to run a check in each; may be
     # empty.
     collations: tuple[str, ...]
+    script_settings: str  # lines for the DBA's tool above a script, each with its line end
     driver_packages: tuple[str, ...]
     opening: str  # the character that begins a quoted part
     closing: str  # the character that ends a quoted part; inside of the part it is doubled

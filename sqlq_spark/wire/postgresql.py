@@ -33,6 +33,7 @@ class PostgreSQLNames(Names):
     password_variable = "PGPASSWORD"  # noqa: S105 - the variable's name
     token_services = ("azure", "aws")
     collations = ()
+    script_settings = "\\set ON_ERROR_STOP on\n"  # psql; another tool would take it for SQL
     driver_packages = ("adbc-driver-postgresql",)
     opening = closing = '"'
     quoted = re.compile(QUOTED)

@@ -38,6 +38,7 @@ class SQLServerNames(Names):
     has_legacy_columns = True
     password_variable = None
     token_services = ("azure",)
+    script_settings = ""  # sqlcmd stops at an error by its option -b
     collations = (
         "Latin1_General_100_CS_AS",
         "Latin1_General_100_BIN2",

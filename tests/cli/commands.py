@@ -37,6 +37,11 @@ class Run(Protocol):
         """
 
 
+def without_psql(script: str) -> str:
+    """Leave out the line of a printed script that only psql understands."""
+    return script.replace("\\set ON_ERROR_STOP on\n", "")
+
+
 def json_lines(*objects: dict[str, Any]) -> str:
     """The lines that `sqlqueue send` reads."""
     return "\n".join(map(json.dumps, objects))

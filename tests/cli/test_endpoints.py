@@ -21,6 +21,7 @@ from sqlq_spark.database import migrations
 from sqlq_spark.database.sessions import StateSession
 from sqlq_spark.send.throttle import find_backlog
 
+from .commands import without_psql
 from .database import STREAM, address, as_role, count, own_database, put, received, tables
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def script(run: Run, place: Place, *words: str) -> str:
     """Print the script for a queue and the roles of the test."""
     roles = [f"--{each}={role(place, each)}" for each in ROLES]
     state = () if "--state-schema" in words else ("--state-schema", "sqlqueue")
-    return run("script", *words, *state, *roles).out
+    return without_psql(run("script", *words, *state, *roles).out)
 
 
 def execute(url: str, *texts: str) -> None:
@@ -133,8 +134,13 @@ def test_create_and_the_script_make_all_queues_of_an_endpoint(run: Run, place: P
 
     made = [run(*command).out for command in (("create", *more), ("install",)) * 2]
 
-    queues = ", ".join(address(place, table) for table in ENDPOINT)
-    assert made[2].endswith(f": {queues}\n")
+    queues = [address(place, table) for table in ENDPOINT]
+    assert made[0].startswith("created in ")
+    assert made[0].endswith(f": {', '.join(queues[1:])}; already there: {queues[0]}\n")
+    assert made[2].startswith("already there in ")
+    assert made[2].endswith(f": {', '.join(queues)}\n")
+    (again,) = run("create", "shop", "--json").objects
+    assert (again["queues"], again["created"]) == ([queues[0]], [])
     assert tables(place) == {*ENDPOINT}
     assert place.sql("SELECT bodystring FROM shop") == [("\\377",)]
     created = place.sql(SHAPE)
@@ -143,7 +149,7 @@ def test_create_and_the_script_make_all_queues_of_an_endpoint(run: Run, place: P
     assert place.sql(SHAPE) == created
     reads = run("script", QUEUE, LATER, "--error", "error", "--no-sender", "--domain", "bank").out
     assert reads.count('CREATE TABLE IF NOT EXISTS "public"."error"') == 1
-    assert ('"bank_reader"' in reads, "sender" in reads) == (True, False)
+    assert ('"bank_reader"' in reads, '_sender"' in reads) == (True, False)
 
 
 # ---------------------------------------------------------------- who runs the script
@@ -184,6 +190,34 @@ def test_the_owner_of_the_database_with_createrole_runs_the_script(
     assert run("purge", "Shop.Later", "--yes", "--url", own_login("operator")).code == 0
 
 
+def test_a_role_may_connect_where_public_may_not(run: Run, place: Place, owner: str) -> None:
+    """The owner of the database can grant it. `--login` also takes the last step."""
+    place.sql(f"REVOKE CONNECT ON DATABASE {place.connection.info.dbname} FROM PUBLIC")
+    login = role(place, "spark")
+    place.sql(f"CREATE ROLE {login} LOGIN PASSWORD 'secret'")
+    spark = as_login(place.url, login, "secret").url
+    with pytest.raises(psycopg.OperationalError, match="CONNECT"):
+        execute(spark, "SELECT")
+
+    execute(owner, script(run, place, QUEUE, "--login", login))
+
+    execute(spark, f"SELECT FROM {QUEUE}", "SELECT FROM sqlqueue.dispatch_log")
+    place.sql(f"DROP ROLE {login}")  # before the owner of the database, who has made it a member
+
+
+def test_the_login_that_installed_removes_everything(run: Run, place: Place, owner: str) -> None:
+    """The page's statements drop the state tables and both roles, though it is no superuser."""
+    execute(owner, script(run, place, QUEUE, *ALL, "--state-schema", "sqlqueue_orders"))
+    page = (PAGE.parent / "dba.md").read_text("utf-8")
+    (text,) = re.findall(r"<!-- block: remove/tables -->\n```sql\n([^`]+)```", page)
+
+    execute(owner, text.replace(" orders_", f" {role(place, '')}"))
+
+    found = "SELECT rolname FROM pg_roles WHERE rolname IN (%s, %s)"
+    assert place.sql(found, role(place, "reader"), role(place, "sender")) == []
+    assert place.sql("SELECT to_regnamespace('sqlqueue_orders')") == [(None,)]
+
+
 def test_a_script_waits_for_no_table_of_a_stream_and_gives_up_on_another(
     run: Run, place: Place, owner: str
 ) -> None:
@@ -205,7 +239,7 @@ def test_a_script_waits_for_no_table_of_a_stream_and_gives_up_on_another(
         with pytest.raises(errors.LockNotAvailable):
             execute(owner, later)
 
-    assert locks.count("LOCK TABLE") == 12
+    assert locks.count("LOCK TABLE") == 13
     assert place.sql("SELECT to_regclass(%s)", LATER) == [(None,)]
 
 

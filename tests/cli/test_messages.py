@@ -94,6 +94,25 @@ def test_a_browse_obeys_no_character_and_can_be_sent_again(
     assert all(text in table for text in ("Placed", "(corrupt headers)", "[red]·[2J a·31mb·c·d"))
 
 
+def test_a_browse_of_an_error_queue_shows_what_failed_where(run: Run, place: Place) -> None:
+    """Exception and endpoint are columns as soon as one message has failed, and only then."""
+    error = address(place, "error")
+    run("create", error)
+    put(place, error, wire.dumps({wire.PROCESSING_ENDPOINT: "Shop.Audited"}), b"1")
+    before = run("browse", error).out
+    exception = f"{wire.EXCEPTION_INFO}ExceptionType"
+    failed = {wire.FAILED_Q: "q", wire.PROCESSING_ENDPOINT: "Shop\x1b[2J", exception: "System.Late"}
+    put(place, error, wire.dumps(failed), b"2")
+    put(place, error, "[]")
+
+    title, head, *_, last, corrupt = run("browse", error).out.splitlines()
+
+    assert "endpoint" not in before
+    assert (title.strip(), head.split()[3:5]) == ("messages", ["exception", "endpoint"])
+    assert last.split() == ["2", "-", "-", "Late", "Shop·[2J", "-", "1", "B", "2"]
+    assert corrupt.split()[1:6] == ["(corrupt", "headers)", "-", "-", "-"]
+
+
 # ---------------------------------------------------------------- retry
 
 
@@ -156,6 +175,24 @@ def test_copies_and_poison_are_not_returned(run: Run, place: Place) -> None:
 # ---------------------------------------------------------------- receipts, purges and the trail
 
 STREAMS = ("--stream", STREAM)
+
+
+def test_list_has_the_names_that_sinks_store(run: Run, orders: str, place: Place) -> None:
+    """They are Spark's id of the query and number of the batch, if Spark gave them."""
+    put(place, orders, times=2)
+    for batch in (1, 2):
+        received(place, messages=1, batch=batch)
+    change = "SET query_id = %s, spark_batch = 7 WHERE batch = 2"
+    place.sql(f"UPDATE {place.state}.receipt {change}", STREAM[::-1])
+
+    first, second = run("receipts", "list", "--json").objects
+    table = run("receipts", "list").out
+
+    assert (first["query_id"], first["spark_batch"]) == (None, None)
+    assert (second["query_id"], second["spark_batch"]) == (STREAM[::-1], 7)
+    assert [STREAM, "2", "0", STREAM[::-1], "7", "1"] in [
+        line.split()[:6] for line in table.splitlines()
+    ]
 
 
 def test_show_finds_a_message_by_either_of_its_ids(run: Run, orders: str, place: Place) -> None:

@@ -109,10 +109,11 @@ def test_no_character_ends_a_command(
 def test_no_help_and_no_error_ends_by_a_character(
     monkeypatch: pytest.MonkeyPatch, encoding: str
 ) -> None:
-    """Help and errors have escapes for characters that the encoding lacks."""
+    """They have escapes for characters that the encoding lacks. Help shows types in words."""
     for words in ([], *([*name.split(), "--help"] for name in COMMANDS)):
         code, out, _ = written(monkeypatch, encoding, *words)
         assert (code in {0, 2}, bool(out)) == (True, True), words
+        assert b"<" not in out, out
 
     for words in (["łódź"], ["send", "q", "--łódź"], ["stats", "q", "--url", "łódź://"]):
         code, _, err = written(monkeypatch, encoding, *words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -17,11 +18,16 @@ import psycopg
 from conftest import ORDINARY
 from waiting import until
 
-from sqlq_spark.admin import queue_sizes
+from sqlq_spark.admin import queue_sizes, state_tables
+from sqlq_spark.admin.stats import plain_names
 from sqlq_spark.cli import queues as figures
+from sqlq_spark.database import transaction
 from sqlq_spark.database.migrations import STATE_VERSION
-from sqlq_spark.database.sessions import Session
+from sqlq_spark.database.sessions import Session, StateSession
 from sqlq_spark.options import SourceOptions
+from sqlq_spark.wire.address import QueueAddress
+from sqlq_spark.wire.postgresql import POSTGRESQL
+from sqlq_spark.wire.sqlserver import SQLSERVER
 
 from .database import STREAM, address, count, put, received
 
@@ -82,6 +88,32 @@ def test_streams_are_listed_and_removed(run: Run, orders: str, place: Place) -> 
 # ---------------------------------------------------------------- stats
 
 
+def test_what_went_to_an_error_queue_is_counted_before_it_is_acknowledged(
+    run: Run, orders: str, place: Place
+) -> None:
+    """A job counts so at its end: no later run of `availableNow` may come to acknowledge."""
+    run("create", address(place, "bad"))
+    put(place, orders, "no JSON", times=2)
+    put(place, orders)
+    received(place, messages=3, errors="bad")
+    held = counted(place)
+    place.sql(f"UPDATE {place.state}.stream SET diverted = 5, query_id = 'q', spark_batch = 0")
+
+    both = counted(place)
+
+    assert count(place, address(place, "bad")) == 2
+    assert [held[STREAM].messages, both[STREAM].messages] == [2, 7]
+    assert both[STREAM].queries == {"q"}
+
+
+def counted(place: Place) -> dict[str, state_tables.DivertedTotal]:
+    raw = {"url": place.url, "stateSchema": place.state, "queue": "x"}
+    with StateSession(SourceOptions.parse(raw), "test") as session:
+        connection = session.open()
+        with transaction(connection):
+            return state_tables.count_diverted(connection)
+
+
 def test_all_queues_are_found_and_their_kind_is_shown(run: Run, orders: str, place: Place) -> None:
     """A locked queue stops no other, and its fix ends the session. No name changes the screen."""
     delay(run, place, orders, 3600)
@@ -129,6 +161,21 @@ def gauges(text: str) -> dict[str, dict[str, float]]:
     }
 
 
+def test_the_name_of_a_queue_in_a_gauge_is_that_of_one_queue() -> None:
+    """A collector rejects a page that has the same labels twice. No table can cause this."""
+    public, clash = QueueAddress("error", "public"), '"public"."x"'
+    others = [QueueAddress("x.y", "public"), QueueAddress("y", "x"), QueueAddress("y", "a")]
+    odd = [QueueAddress("x", "public"), QueueAddress(clash, "public")]
+    texts = [*map(POSTGRESQL.print_address, [public, *others, *odd]), "no address"]
+
+    names = plain_names(texts, POSTGRESQL, "shop")
+
+    assert [*map(names.get, texts)] == ["error", *texts[1:3], "a.y", "x", *texts[5:]]
+    for catalog, name in (("Shop", "error"), ("other", "other.error")):
+        whole = SQLSERVER.print_address(QueueAddress("error", "dbo", catalog))
+        assert plain_names([whole], SQLSERVER, "shop") == {whole: name}
+
+
 def test_no_name_becomes_a_statement_of_a_fix(run: Run, place: Place) -> None:
     """A table's name with a line break stands in one line of `doctor`, as the server quotes it."""
     odd = address(place, "a\nDROP TABLE orders; --")
@@ -154,7 +201,8 @@ def test_figures_are_written_for_programs_collectors_and_readers(
     The number of messages in a large queue is an estimate.
     """
     file, page = tmp_path / "sqlqueue.prom", tmp_path / "page.html"
-    odd = address(place, '""a""\\\n\n\r\t{}#\u2028 1, 2\n# EOF')
+    name = '"a"\\\n\n\r\t{}#\u2028 1, 2\n# EOF'
+    odd = address(place, name.replace('"', '""'))
     run("create", odd)
     put(place, odd, "no JSON", times=3)
     put(place, orders, times=2)
@@ -183,11 +231,15 @@ def test_figures_are_written_for_programs_collectors_and_readers(
     found = gauges(file.read_bytes().decode())
     assert found.keys() == gauges(printed).keys()
     # a label has escapes for a line break, a quote and a backslash only: others are shown as text
-    named = odd.replace("\r", "\\r").replace("\t", "\\t").replace("\u2028", "\\u2028")
+    shown = f"{place.schema}.{name}"
+    for odd_one in "\r\t\u2028":
+        shown = shown.replace(odd_one, json.dumps(odd_one)[1:-1])
     assert not any(each < " " for each in printed.replace("\n", ""))
-    assert found["sqlqueue_messages"] == {orders: 1, named: 3}
-    assert found["sqlqueue_problems"] == {orders: 0, named: 1}
-    assert found["sqlqueue_held_messages"][orders] == 1
+    plain = f"{place.schema}.Shop.Orders"
+    assert found["sqlqueue_messages"] == {plain: 1, shown: 3}
+    assert found["sqlqueue_problems"] == {plain: 0, shown: 1}
+    assert found["sqlqueue_held_messages"][plain] == 1
+    assert found["sqlqueue_stream_held_messages"] == {f"{plain}, {shown}": 1}
     assert found["sqlqueue_delayed_messages"] == {}
 
 
@@ -239,6 +291,24 @@ def test_doctor_reports_problems_of_streams_and_their_fixes(
     place.sql(f"UPDATE {place.state}.stream SET seen = now()")
     version = f"state schema {place.state}: version {STATE_VERSION}, as this release"
     assert run("doctor", "--no-warn-if-shared") == (0, f"no problems found\n{version}\n", "")
+
+
+def test_commands_name_a_queue_that_differs_only_in_case(
+    run: Run, orders: str, place: Place
+) -> None:
+    """So they do for each argument that is a queue. `doctor` proposes to write that name."""
+    near = address(place, "shop.orders")
+    text = f"There is {orders}, which differs only in upper and lower case. Write that name, or"
+    subscribe = ("subscribe", "Shop.Placed", "--endpoint", "e", "--queue", near)
+    row = '{"body": "1"}'
+
+    for words in (("stats", near), ("browse", near), ("purge", near, "--yes"), subscribe):
+        found = run(*words)
+        assert (found.code, text in found.err) == (3, True), (words, found)
+    sent = run("send", near, stdin=row)
+    assert (sent.code, text in sent.err) == (3, True)
+    checked = {each["name"]: each for each in run("doctor", near, "--json").objects}
+    assert checked["absent"]["fix"] == f"write the name {orders}"
 
 
 def test_doctor_creates_what_is_missing_and_shortens_names(run: Run, place: Place) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import ExitStack
+import re
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from recorded_connection import HarshConnection, WaitingConnection
 
 from sqlq_spark import errors
 from sqlq_spark.database import destinations
+from sqlq_spark.receive.batch import INITIAL
 from sqlq_spark.send import dispatch, insert, subscriptions
 from sqlq_spark.send.chunk import CHUNK_DELAYS, CHUNK_ROW, CHUNK_TOPICS
 from sqlq_spark.send.insert import Inserts
@@ -34,6 +36,8 @@ from .conftest import Bench, Clock, WatchedConnection, bodies
 from .test_send import stage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sqlq_spark.options import SinkOptions
     from sqlq_spark.wire.address import QueueAddress
 
@@ -539,6 +543,56 @@ def test_fail_stops_the_batch_as_before(bench: Bench, undeliverable: str | None)
         Sender(options=options, partition=0).messages(batch, 0)
     assert bench.waiting_bodies() == []
     assert bench.error_queue_headers() == {}
+
+
+def test_an_error_names_a_queue_that_differs_only_in_case(bench: Bench) -> None:
+    """It does so for the name of an option. If case does not matter, the queue is found."""
+    near = bench.table_beside("ORDERS")
+    address = bench.connection.printed(near)
+    is_found = bool(bench.connection.columns(near))
+    text = re.escape(f"There is {bench.queue_address}, which differs only in upper and lower case")
+
+    def named() -> Any:
+        return nullcontext() if is_found else pytest.raises(errors.QueueInOtherCase, match=text)
+
+    with named():
+        bench.stream_driver(queue=address).latest(INITIAL)
+    with named():
+        bench.stream_driver(errorQueue=address, queue=bench.address("error")).latest(INITIAL)
+    with named():
+        insert.check_tables(bench.connection, bench.sink_options(queue=address))
+    with named():
+        send(bench, rows((None, b"1")), queue=address, undeliverable="FAIL", delivery=DELIVERIES[1])
+    assert bench.waiting_bodies() == ([b"1"] if is_found else [])
+
+
+def test_only_who_may_use_a_queue_learns_its_name_in_another_case(bench: Bench) -> None:
+    """The author of a row or of a message does not. Nor does a login without rights on it."""
+    address = bench.address("ORDERS")
+    is_found = bool(bench.connection.columns(bench.table_beside("ORDERS")))
+    options = bench.sink_options(queue=address)
+    dba = bench.dotnet.dba
+
+    def error_of(work: Callable[[], object]) -> str:
+        try:
+            work()
+        except errors.QueueNotFound as error:
+            return type(error).__name__
+        return ""
+
+    row = partial(send, bench, rows((address, b"1")), undeliverable="FAIL")
+    assert error_of(row) == ("" if is_found else "QueueNotFound")
+    with bench.login_with_rights() as (login, connection):
+        dba.admit(login, str(bench.queue.schema))
+        assert error_of(partial(insert.check_tables, connection, options)) == "QueueNotFound"
+        dba.grant(login, "INSERT", bench.queue)
+        found = error_of(partial(insert.check_tables, connection, options))
+        assert found == ("" if is_found else "QueueInOtherCase")
+    forward(bench, address, b"2")
+    receive(bench)
+    texts = [*map(str, bench.error_queue_headers().values())]
+    assert len(texts) == (0 if is_found else 1)
+    assert not any("differs only" in text for text in texts)
 
 
 def test_without_its_error_queue_nothing_is_sent(bench: Bench) -> None:

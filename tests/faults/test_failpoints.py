@@ -312,6 +312,8 @@ def test_a_kill_in_any_gap_loses_nothing_and_repeats_nothing(walk: Walk) -> None
 
     FIGURES["points of death"] += len(walk.points)
     untouched = {name for site, name in sites().items() if site not in walk.sites}
+    # a heartbeat decides nothing about messages, and these drivers have none
+    untouched = {name for name in untouched if not name.startswith("receive.heartbeat.")}
     assert untouched == set(), "no kill reaches their statements: a trip must come through them"
 
 

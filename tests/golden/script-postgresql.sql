@@ -1,3 +1,6 @@
+-- sqlqueue script Shop.Orders --domain orders --database shop
+-- printed by release 0.2.0, with state tables of version 5
+\set ON_ERROR_STOP on
 -- Run this as a superuser. Or run it as the owner of the database, if that login has CREATEROLE,
 -- and owns the schemas and queues that exist already, or is a member of the roles that do.
 -- Members of the roles below are one team: each can read, change and return what the others received.
@@ -486,9 +489,21 @@ CREATE TABLE IF NOT EXISTS "public"."SubscriptionRouting" (
 DO $do$
 BEGIN
     IF to_regrole('"orders_reader"') IS NULL THEN CREATE ROLE "orders_reader" NOLOGIN; END IF;
+    IF NOT has_database_privilege('orders_reader', current_database(), 'CONNECT') THEN  -- PUBLIC lacks it
+        EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), 'orders_reader');
+    END IF;
     IF to_regrole('"orders_sender"') IS NULL THEN CREATE ROLE "orders_sender" NOLOGIN; END IF;
+    IF NOT has_database_privilege('orders_sender', current_database(), 'CONNECT') THEN  -- PUBLIC lacks it
+        EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), 'orders_sender');
+    END IF;
     IF to_regrole('"clerk"') IS NULL THEN CREATE ROLE "clerk" NOLOGIN; END IF;
+    IF NOT has_database_privilege('clerk', current_database(), 'CONNECT') THEN  -- PUBLIC lacks it
+        EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), 'clerk');
+    END IF;
     IF to_regrole('"endpoints"') IS NULL THEN CREATE ROLE "endpoints" NOLOGIN; END IF;
+    IF NOT has_database_privilege('endpoints', current_database(), 'CONNECT') THEN  -- PUBLIC lacks it
+        EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), 'endpoints');
+    END IF;
 END
 $do$;
 
@@ -587,5 +602,9 @@ GRANT INSERT ON "public"."Shop.Orders" TO "endpoints";
 GRANT USAGE ON SEQUENCE "public"."Shop.Orders_seq_seq" TO "endpoints";
 GRANT INSERT ON "public"."Shop.Orders.web1" TO "endpoints";
 GRANT USAGE ON SEQUENCE "public"."Shop.Orders.web1_seq_seq" TO "endpoints";
+
+-- Gives the rights to the login of the Spark job, which must exist already.
+GRANT "orders_reader" TO "spark_orders";
+GRANT "orders_sender" TO "spark_orders";
 
 COMMIT;

@@ -1,3 +1,5 @@
+-- sqlqueue script Shop.Orders --domain orders --database shop --dialect sqlserver
+-- printed by release 0.2.0, with state tables of version 5
 -- Run this by `sqlcmd -b -I -f 65001 -d shop` as a member of db_owner.
 -- Members of the roles below are one team: each can read, change and return what the others received.
 -- Print another script with --domain for another team. It waits 3 s for a lock, and then ends with error
@@ -547,6 +549,10 @@ GRANT INSERT, UPDATE, DELETE ON [dbo].[SubscriptionRouting] TO [clerk];
 -- to its login: ALTER ROLE [endpoints] ADD MEMBER [login].
 GRANT INSERT ON [dbo].[Shop.Orders] TO [endpoints];
 GRANT INSERT ON [dbo].[Shop.Orders.web1] TO [endpoints];
+
+-- Gives the rights to the login of the Spark job, which must exist already.
+ALTER ROLE [orders_reader] ADD MEMBER [spark_orders];
+ALTER ROLE [orders_sender] ADD MEMBER [spark_orders];
 
 GO
 -- After an error the transaction may still be open, if the tool keeps the session.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 from cli.calls import CALLS, filled, prepare
+from cli.commands import without_psql
 from cli.conftest import run
 from cli.database import own_database
 from proxy import relayed
@@ -206,7 +207,7 @@ def test_the_script_of_a_dba_runs_none_either(
         "--state-schema",
         "sqlqueue",
     )
-    text = run("script", '"shop"."Shop.Orders"', *words, *roles).out
+    text = without_psql(run("script", '"shop"."Shop.Orders"', *words, *roles).out)
     trap(intruder)
 
     for _ in range(2):

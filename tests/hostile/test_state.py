@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+from cli.commands import without_psql
 from cli.database import own_database
 from typer.testing import CliRunner
 
@@ -369,7 +370,7 @@ def printed(name: str, *more: str) -> str:
     words = ("script", name, "--error", f"{name}_error", "--delayed", "--domain", name, *more)
     result = CliRunner().invoke(main.app, words)
     assert result.exit_code == 0, result.output
-    return result.stdout
+    return without_psql(result.stdout)
 
 
 def busy(team: Team) -> Stream:

@@ -127,6 +127,8 @@ def settings(
     taken = {each.name for each in settings_of(module(job).main.kind)}
     if job == "audit_to_delta":  # its poison goes to the table
         taken.remove("error_queue")
+    if job == "error_triage":
+        known["queue"] = known["error_queue"]
     return {name: given for name, given in known.items() if name in taken} | more
 
 

@@ -153,6 +153,9 @@ ALIKE = {"claim": "acknowledge", "close_batch": "acknowledge"}
 # statements without a path, and why
 NO_PATH = {
     "new_stream": "no other session knows the new id",
+    "beat": "a row of this process, for which others wait a second at most",
+    "forget_heartbeats": "rows of processes that ended; it waits a second at most",
+    "remove_stream": "after lock_stream, of a stream that has ended",
     "record_action": "a new row, which no other session reads before the commit",
 }
 

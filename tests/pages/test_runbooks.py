@@ -12,6 +12,8 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pytest
 import yaml
+from cli.commands import without_psql
+from prometheus_client.parser import text_string_to_metric_families
 
 from sqlq_spark import errors
 
@@ -20,6 +22,8 @@ from .page import blocks, read, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from prometheus_client.samples import Sample
 
     from .shop import Shop, Stream
 
@@ -115,11 +119,12 @@ def test_the_commands_of_a_runbook(
 
 def test_checkpoint_lost(shop: Shop, stream: Stream) -> None:
     """The messages of its receipts are shown, returned or dropped, and the stream is removed."""
-    listed, asked, returned, dropped, removed = blocks("docs/operations.md", "checkpoint-lost")
+    listed, returned, dropped, removed = blocks("docs/operations.md", "checkpoint-lost")
+    shop.sql("UPDATE sqlqueue.receipt SET query_id = 'of-spark', spark_batch = 7")
 
-    shop.run(listed, asked)
-    assert stream.id in shop.printed
-    assert [row[:4] for row in shop.rows] == [(stream.id, 1, 0, 3)]
+    shop.run(listed)
+    (row,) = (line.split() for line in shop.printed.splitlines() if stream.id in line)
+    assert row[:6] == [stream.id, "1", "0", "of-spark", "7", "3"]
     shop.run(returned)
     assert "3 messages returned" in shop.printed
     assert shop.count(ORDERS, RECEIPTS) == [3, 0]
@@ -128,10 +133,10 @@ def test_checkpoint_lost(shop: Shop, stream: Stream) -> None:
         assert len(again.batch()) == 3
     shop.words = {STREAM: again.id}
     shop.run(dropped)
+    assert "3 messages dropped" in shop.printed
     shop.sql("UPDATE sqlqueue.stream SET seen = now() - interval '1 hour'")  # it has ended
     shop.sql("UPDATE sqlqueue.heartbeat SET beat = now() - interval '1 hour'")
     shop.run(removed)
-    assert "3 messages dropped" in shop.printed
     assert shop.count(ORDERS, RECEIPTS) == [0, 0]
     assert shop.sql("SELECT stream FROM sqlqueue.stream WHERE removed IS NULL") == [(stream.id,)]
 
@@ -139,14 +144,55 @@ def test_checkpoint_lost(shop: Shop, stream: Stream) -> None:
 # ---------------------------------------------------------------- docs/guide/checkpoints.md
 
 
-def test_the_rules_of_prometheus_name_gauges_that_stats_writes(shop: Shop) -> None:
-    """The rules on the page are YAML."""
+def test_the_rules_of_prometheus_find_what_stats_writes(shop: Shop, stream: Stream) -> None:
+    """
+    The rules on the page are YAML. Each selects a sample, and its labels are in the samples.
+
+    The one of streams that are gone fires when the stream has given no sign for an hour.
+    """
+    shop.fill(ORDERS, 1, TimeSent="2026-11-15 09:00:00:000000 Z")
+    shop.sql("UPDATE sqlqueue.stream SET query_name = 'orders'")
     [rules] = blocks("docs/guide/monitoring.md", "rules")
     [group] = yaml.safe_load(rules.text)["groups"]
-    written = shop.sqlqueue("stats", "--openmetrics", "-")
+    expressions = {each["alert"]: each["expr"] for each in group["rules"]}
+    gone = selectors(expressions["StreamGone"])
 
-    asked = re.findall(r"sqlqueue_\w+", " ".join(each["expr"] for each in group["rules"]))
-    assert set() < {*asked} <= {*re.findall(r"TYPE (\w+) gauge", written)}
+    written = shop.sqlqueue("stats", "--openmetrics", "-")
+    runs = select(written, *gone)
+    shop.sql("UPDATE sqlqueue.stream SET seen = now() - interval '1 hour'")
+    shop.sql("UPDATE sqlqueue.heartbeat SET beat = now() - interval '1 hour'")
+    ended = select(shop.sqlqueue("stats", "--openmetrics", "-"), *gone)
+
+    for alert, expression in expressions.items():
+        found = selectors(expression)
+        assert len(found) == len(re.findall(r"sqlqueue_\w+(?=[{\[ ])", expression)), alert
+        assert all(select(written, each) for each in found), alert
+    assert [sample.value for sample in (*runs, *ended)] == [1, 0]
+    assert runs[0].labels["stream"] == stream.id
+    for label in re.findall(r"by \((.+?)\)", expressions["StreamGone"])[0].split(", "):
+        assert runs[0].labels[label]
+
+
+def selectors(expression: str) -> list[re.Match[str]]:
+    """Find the gauges of ours in a rule, with the one condition on a label that each may have."""
+    condition = r'(?:\{(?P<label>\w+)(?P<operator>!?=)"(?P<text>.*?)"\})?'
+    return [*re.finditer(rf"(?P<gauge>\bsqlqueue_\w+){condition}", expression)]
+
+
+def select(written: str, *wanted: re.Match[str]) -> list[Sample]:
+    """Select the samples of a page of gauges, as Prometheus does."""
+    families = text_string_to_metric_families(written)
+    return [
+        sample
+        for family in families
+        for sample in family.samples
+        for each in wanted
+        if sample.name == each["gauge"]
+        and (
+            each["label"] is None
+            or (sample.labels[each["label"]] == each["text"]) == (each["operator"] == "=")
+        )
+    ]
 
 
 def test_options_of_a_read_hold_from_the_next_batch_on(shop: Shop) -> None:
@@ -184,7 +230,7 @@ def team(shop: Shop) -> Iterator[str]:
     }
     script, made = blocks("docs/for-the-dba.md", "setup")
     shop.run(script)
-    shop.sql(shop.printed)
+    shop.sql(without_psql(shop.printed))
     shop.run(made)
     shop.sql(f"ALTER ROLE {login} PASSWORD 'x'")
     parts = urlsplit(shop.url)
@@ -303,7 +349,7 @@ def test_what_the_page_removes_leaves_no_trace(shop: Shop) -> None:
         "PRIMARY KEY (endpoint, topic)) WITH (fillfactor = 100)"
     )
     before = shop.sql(CATALOGUE)
-    shop.sql(shop.sqlqueue(*SCRIPT, name))
+    shop.sql(without_psql(shop.sqlqueue(*SCRIPT, name)))
     shop.sqlqueue("create", "Lake")
     shop.sqlqueue("subscribe", "Shop.OrderPlaced", "--endpoint", "Lake", "--queue", "Lake")
     shop.fill(ORDERS, 10)

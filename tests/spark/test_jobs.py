@@ -270,27 +270,32 @@ def test_old_rows_are_deleted(spark: SparkSession, tmp_path: Path, received: str
 def test_a_stream_that_runs_on_deletes_after_each_batch_and_ends_by_sigterm(
     queue: SparkQueue,
 ) -> None:
-    """The stream ends after its batch, and its totals are those of all batches."""
+    """
+    The stream ends after its batch, and its totals are those of all batches.
+
+    Poison is counted too, which went to the error queue and not into the table.
+    """
     table, commits = queue.folder / "table", queue.checkpoint / "commits"
-    more = {"trigger": "100 milliseconds", "retention_days": 1e-6}
+    error = queue.another("error").name
+    more = {"trigger": "100 milliseconds", "retention_days": 1e-6, "error_queue": error}
     yesterday = datetime.now(UTC) - timedelta(days=1)
     ended = yesterday.strftime("%Y-%m-%d %H:%M:%S:%f Z")
     given = settings("audit_to_delta", queue, queue.folder, most=1, **more)
+    queue.put("no json")
     for _ in range(2):
         queue.put(dumps({"NServiceBus.ProcessingEnded": ended}))
     queue.put("{}")
 
-    with sigterm_when((commits / "2").exists):
+    with sigterm_when((commits / "3").exists):
         totals = audit_to_delta.run(queue.spark, audit_to_delta.AuditSettings(**given))
 
-    assert totals == {"messages": 3, "batches": 3, "deletedMessages": 2}
+    counts = {"messages": 3, "batches": 3, "failed": 1, "deletedMessages": 2}
+    assert totals == {**counts, "error_queue": error}
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert len(delta_rows(table)) == 1
 
 
-def test_a_table_that_exists_keeps_its_columns(
-    queue: SparkQueue, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_that_exists_keeps_its_columns(queue: SparkQueue) -> None:
     """Bodies and new names are for new tables. The job prints the setting that adds bodies."""
     table = queue.folder / "table"
     given = settings("audit_to_delta", queue, queue.folder)
@@ -299,8 +304,9 @@ def test_a_table_that_exists_keeps_its_columns(
     queue.spark.createDataFrame([], old).write.format("delta").partitionBy("date").save(str(table))
 
     queue.put("{}", b"old")
-    assert run("audit_to_delta", **given).code == 0
-    assert f"table {table} has no column body" in capsys.readouterr().out
+    done = run("audit_to_delta", **given)
+    assert done.code == 0
+    assert f"table {table} has no column body" in done.log
     (row,) = delta_rows(table)
     assert {"timeSent", "received"} <= row.keys()
     assert not {"sentAt", "receivedAt", "body"} & row.keys()

@@ -77,7 +77,7 @@ def install(package: Path, superuser: str) -> None:
     script = command(package, "script", *queues, *words)
     with closing(psycopg.connect(superuser, autocommit=True)) as dba:
         dba.execute("CREATE SCHEMA shop")
-        dba.execute(script)
+        dba.execute(script.replace("\\set ON_ERROR_STOP on\n", ""))  # of psql
         dba.execute(f"CREATE ROLE {LOGIN} LOGIN PASSWORD '{PASSWORD}'")
         dba.execute(f"GRANT upgrade_reader, upgrade_sender TO {LOGIN}")
 

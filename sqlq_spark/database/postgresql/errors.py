@@ -51,6 +51,7 @@ WORDS: dict[str, type[errors.DatabaseFailure]] = {
     r"\balert\b|valid client certificate|certificate authentication failed|certificate file|"
     r"private key": errors.CertificateRefused,
     r"database.*does not exist": errors.DatabaseNotFound,
+    r"no password supplied": errors.PasswordMissing,
     r"authentication|password|role .* (?:does not exist|is not permitted)|"
     r"pg_hba": errors.LoginRefused,
     # no server has answered: libpq's own sentences are always English

@@ -105,12 +105,12 @@ UPDATE {state}.stream AS o
 
 -- name: receipts
 -- Lists receipts without their payloads, oldest first.
--- Returns: stream, queue, batch, task, messages, bytes, settled, created, seen, login; entitled bool:
---          whether the login that wrote the receipt may receive from the queue. It is needed because
---          whoever may write a receipt can name any queue in it. It is true if this login wrote the
---          receipt, or if the login that wrote it may delete from the queue
-SELECT r.stream, r.queue, r.batch, r.task::bigint AS task, r.messages, r.bytes, r.settled, r.created,
-       o.seen, r.login::text AS login,
+-- Returns: stream, queue, batch, task, query_id, spark_batch, messages, bytes, settled, created, seen,
+--          login; entitled bool: whether the login that wrote the receipt may receive from the queue. It
+--          is needed because whoever may write a receipt can name any queue in it. It is true if this
+--          login wrote the receipt, or if the login that wrote it may delete from the queue
+SELECT r.stream, r.queue, r.batch, r.task::bigint AS task, r.query_id, r.spark_batch, r.messages,
+       r.bytes, r.settled, r.created, o.seen, r.login::text AS login,
        r.login = current_user OR coalesce(has_table_privilege(a.oid, q.oid, 'DELETE'), false) AS entitled
   FROM {state}.receipt AS r
   LEFT JOIN {state}.stream AS o ON o.stream = r.stream

@@ -69,7 +69,10 @@ END
 $do$
 
 -- name: script_role
-    IF to_regrole('{role_escaped}') IS NULL THEN CREATE ROLE {role} NOLOGIN; END IF
+    IF to_regrole('{role_escaped}') IS NULL THEN CREATE ROLE {role} NOLOGIN; END IF;
+    IF NOT has_database_privilege('{role_name}', current_database(), 'CONNECT') THEN  -- PUBLIC lacks it
+        EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), '{role_name}');
+    END IF
 
 -- name: script_reader
 -- Rights of a reader. To give them to the login of its Spark job: GRANT {role} TO "login".
@@ -143,6 +146,10 @@ GRANT SELECT ON {subscriptions} TO {role}
 
 -- name: script_subscribe
 GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
+
+-- name: script_member
+-- Gives the rights to the login of the Spark job, which must exist already.
+GRANT {role} TO {login}
 
 -- name: script_login
 -- Creates a login that is a member of a role. The selftest creates one for each role.

@@ -100,3 +100,26 @@ SELECT t.place, t.id::bigint AS identity, NULL::text AS catalog, true AS here,
   FROM asked AS t
   LEFT JOIN LATERAL (SELECT fault, role FROM faults WHERE faults.place = t.place
                       ORDER BY rank, fault LIMIT 1) AS f ON true
+
+-- name: find_other_case
+-- Finds a queue whose schema and name are :schema_name and :table_name in other upper and lower case. It
+-- runs after a queue that an option or an argument names was not found. It finds only tables that have
+-- the columns of a queue and that this login may read or insert into. Only the catalogue is read.
+-- Locks:   nothing. Waits for no lock.
+-- Returns: schema, table text: at most one row, the first by schema and name
+SELECT n.nspname::text AS schema, c.relname::text AS table
+  FROM pg_catalog.pg_class AS c
+  JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE c.relkind IN ('r', 'p')
+   AND lower(n.nspname::text COLLATE "default") = lower(:schema_name::text)
+   AND lower(c.relname::text COLLATE "default") = lower(:table_name::text)
+   AND (n.nspname <> :schema_name::text OR c.relname <> :table_name::text)
+   AND 5 = (SELECT count(*)
+              FROM pg_catalog.pg_attribute AS a
+             WHERE a.attrelid = c.oid
+               AND NOT a.attisdropped
+               AND a.attname IN ('id', 'expires', 'headers', 'body', 'seq'))
+   AND has_schema_privilege(c.relnamespace, 'USAGE')
+   AND has_any_column_privilege(c.oid, 'SELECT, INSERT')
+ ORDER BY n.nspname, c.relname
+ LIMIT 1

@@ -149,7 +149,9 @@ def redact(url: str) -> str:
             password.
     """
     parts = URL.fullmatch(url)
-    if parts is None or UNCODED.search(url):
+    # a second slash: what looks like the host may be the end of a password
+    is_unclear = parts is not None and (parts["path"] or "").count("/") > 1
+    if parts is None or is_unclear or UNCODED.search(url):
         expected = "postgresql://user@host:5432/database, its parts percent-encoded"
         raise BadOption(option="url", found="postgresql://…", expected=expected)
     return f"{parts['scheme']}://{parts['hosts'] or 'local socket'}{parts['path'] or ''}"

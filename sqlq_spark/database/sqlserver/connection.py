@@ -71,9 +71,9 @@ if TYPE_CHECKING:
 # has LOW, because it tries again.
 SETTINGS = "SET NOCOUNT ON; SET XACT_ABORT ON; SET LANGUAGE us_english; SET DEADLOCK_PRIORITY LOW"
 CATALOG = "SELECT DB_NAME() AS catalog"
-# These statements are sent without sp_executesql, because at its end sp_executesql would undo the
-# settings and end the transaction.
 ENDS = {"commit", "rollback"}
+# Statements that set something for the session, or begin or end a transaction. They are sent
+# without sp_executesql, because at its end it undoes each SET in its text.
 DIRECT = {"begin", "set_lock_timeout", "savepoint", "release", *ENDS}
 LEVEL = """/* sqlqueue:level */
 SELECT compatibility_level FROM sys.databases WHERE name = DB_NAME()"""
@@ -118,7 +118,12 @@ def open_driver(target: Target, application: str, seconds: int) -> tuple[drivers
         raise
     except Exception as error:  # noqa: BLE001 - each driver has a tree of its own
         failure = read_error(error, target.secret)
-        raise connection_error(target.server, failure, by_token=target.by_token) from None
+        raise connection_error(
+            target.server,
+            failure,
+            by_token=target.by_token,
+            has_password=not target.lacks_password,
+        ) from None
 
 
 def context_info(application: str) -> str:

@@ -177,12 +177,16 @@ def cut_value(found: re.Match[str]) -> str:
 
 
 def connection_error(
-    server: str, failure: Failure, *, by_token: bool = False
+    server: str, failure: Failure, *, by_token: bool = False, has_password: bool = True
 ) -> errors.DatabaseFailure:
     """
     Return the error for a connection that failed.
 
-    `by_token` is True if the login was by a token of Microsoft Entra ID.
+    Args:
+        server: the url without secrets.
+        failure: what the driver reported.
+        by_token: whether the login was by a token of Microsoft Entra ID.
+        has_password: False if the login needs a password, and nothing gave one.
     """
     kind = ERRORS_BY_NUMBER.get(failure.number)
     if kind not in {errors.ConnectionLost, errors.ReadOnly, errors.DatabaseNotFound}:
@@ -192,6 +196,8 @@ def connection_error(
             is_last = failure.first_only and failure.number in {None, LOGIN_FAILED}
             unclear = is_last or (by_token and failure.number == LOGIN_FAILED)
             kind = errors.LoginUnclear if unclear else errors.LoginRefused
+            if not has_password:
+                kind = errors.PasswordMissing
         else:
             kind = STATES.get(failure.state)
             kind = kind if kind is errors.ConnectionLost else errors.NotReachable

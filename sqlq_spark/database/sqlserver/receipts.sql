@@ -118,11 +118,12 @@ UPDATE o
 
 -- name: receipts
 -- Lists receipts without their payloads, oldest first. Skips receipts that a task is writing now.
--- Returns: stream, queue, batch, task, messages, bytes, settled, created, seen, login; entitled bit:
---          whether the login that wrote the receipt may receive from its queue. Here it is always 1,
---          because SQL Server does not show a login what another login may do
-SELECT r.stream, r.queue, r.batch, CAST(r.task AS bigint) AS task, r.messages, r.bytes, r.settled,
-       r.created AS created, o.seen AS seen, r.login, CAST(1 AS bit) AS entitled
+-- Returns: stream, queue, batch, task, query_id, spark_batch, messages, bytes, settled, created, seen,
+--          login; entitled bit: whether the login that wrote the receipt may receive from its queue. Here
+--          it is always 1, because SQL Server does not show a login what another login may do
+SELECT r.stream, r.queue, r.batch, CAST(r.task AS bigint) AS task, r.query_id, r.spark_batch,
+       r.messages, r.bytes, r.settled, r.created AS created, o.seen AS seen, r.login,
+       CAST(1 AS bit) AS entitled
   FROM {state}.receipt AS r WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK)
   LEFT JOIN {state}.stream AS o WITH (READPAST, ROWLOCK, READCOMMITTEDLOCK) ON o.stream = r.stream
  WHERE (@stream IS NULL OR r.stream = @stream)

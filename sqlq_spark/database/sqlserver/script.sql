@@ -131,6 +131,10 @@ GRANT SELECT ON {subscriptions} TO {role}
 -- name: script_subscribe
 GRANT INSERT, UPDATE, DELETE ON {subscriptions} TO {role}
 
+-- name: script_member
+-- Gives the rights to the login of the Spark job, which must exist already.
+ALTER ROLE {role} ADD MEMBER {login}
+
 -- name: script_login
 -- Creates a login that is a member of a role. The selftest creates one for each role. On Azure it is a
 -- user with a password.

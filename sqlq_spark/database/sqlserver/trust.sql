@@ -61,3 +61,23 @@ SELECT t.place, CAST(t.id AS bigint) AS [identity], t.catalog, CAST(t.here AS bi
   LEFT JOIN (SELECT 1 AS found) AS u ON ISNULL(t.owner_id, 0) NOT IN (
        {trusted}
        )
+
+-- name: find_other_case
+-- Finds a queue whose schema and name are @schema_name and @table_name in other upper and lower case. It
+-- runs after a queue that an option or an argument names was not found. So it finds a row only if the
+-- database's collation distinguishes them. It finds only tables that have the columns of a queue and
+-- that this login may see. Only the catalogue is read.
+-- Locks:   keeps none, waits for no row. It waits for a session that creates or changes a table and has
+--          not committed; `blockers` shows that session.
+-- Returns: schema, table: at most one row, the first by schema and name
+SELECT TOP (1) s.name AS [schema], t.name AS [table]
+  FROM {queue_catalog}sys.tables AS t
+  JOIN {queue_catalog}sys.schemas AS s ON s.schema_id = t.schema_id
+ WHERE LOWER(s.name) = LOWER(@schema_name)
+   AND LOWER(t.name) = LOWER(@table_name)
+   AND (s.name <> @schema_name OR t.name <> @table_name)
+   AND 5 = (SELECT COUNT(*)
+              FROM {queue_catalog}sys.columns AS c
+             WHERE c.object_id = t.object_id
+               AND c.name IN (N'Id', N'Expires', N'Headers', N'Body', N'RowVersion'))
+ ORDER BY s.name, t.name

@@ -107,6 +107,11 @@ class Target:
         return self.token != "" or self.authentication.startswith("ActiveDirectory")
 
     @property
+    def lacks_password(self) -> bool:
+        """Whether the url has a user who logs in by a password, and nothing gave one."""
+        return self.user != "" and not self.secret and not self.authentication
+
+    @property
     def secret(self) -> str:
         """The token or password, which no error may show."""
         return self.token or self.password
