@@ -125,7 +125,7 @@ def test_heartbeats_go_on_while_a_batch_runs(bench: Bench) -> None:
     bench.dotnet.send(bench.queue)
     end = driver.latest(driver.memory.end)
     (task,) = driver.tasks(end)
-    seen = set()
+    seen: set[object] = set()
 
     with bench.uncommitted_task(task, "long"):
 
