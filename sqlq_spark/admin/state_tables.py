@@ -56,10 +56,10 @@ class Stream:
 
     @property
     def title(self) -> str:
-        """Return the stream's name, or where it runs, or else its id."""
+        """Return the stream's name, or where it runs, or else the beginning of its id."""
         if self.name:
             return self.name
-        return self.stream if self.host is None else f"{self.host}:{self.process}"
+        return f"{self.stream[:8]}…" if self.host is None else f"{self.host}:{self.process}"
 
     @property
     def queues(self) -> list[str]:
