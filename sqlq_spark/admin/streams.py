@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sqlq_spark.admin import state_tables
+from sqlq_spark.admin.formats import quantity
 from sqlq_spark.errors import StreamKept
 from sqlq_spark.receive.receipts import StreamRow
 
@@ -46,9 +47,8 @@ def remove_stream(connection: Connection, stream: str) -> None:
     connection.row("lock_stream", StreamRow, stream=stream)  # waits for its tasks
     now = find_stream(connection, stream)
     if now.receipts:
-        reason = (
-            f"it holds {now.receipts} receipts. Start its query once, or see `sqlqueue receipts`"
-        )
+        held = quantity(now.receipts, "receipt")
+        reason = f"it holds {held}. Start its query once, or see `sqlqueue receipts`"
         raise StreamKept(stream=stream, reason=reason)
     if now.is_alive:
         reason = f"it runs on {now.host or 'a host'}: the last sign was {now.silent:.0f} s ago"

@@ -77,7 +77,7 @@ def test_streams_are_listed_and_removed(run: Run, orders: str, place: Place) -> 
     assert "night·[2Jly" in listed.out
     assert "spark-2:7" in listed.out
     assert (running["stream"], running["host"], waiting["stream"]) == (STREAM, "spark-1", "")
-    assert "it holds 1 receipts" in refused.err
+    assert "it holds 1 receipt." in refused.err
     assert "it runs on spark-1" in runs.err
     assert "gone since 1 h 0 min" in gone.out
     assert f"stream {STREAM}" in removed.out
