@@ -127,7 +127,7 @@ def expected(error: BaseException | None, *kinds: type[BaseException]) -> None:
 
 
 # functions that lock a table and ask whose it is, for whoever uses it
-ASKING = {"lock_table", "look", "check_locked", "use", "use_delayed"}
+ASKING = {"lock_table", "look", "check_locked", "lock_and_check", "use", "use_delayed"}
 
 
 class Stage:

@@ -166,7 +166,7 @@ def everything(queue: SparkQueue) -> list[Any]:
             typed = read.withColumn("messageType", message_type("headers"))
             parsed = bodies.add_columns(typed, schemas)
             found.append(outcome(parsed.withColumn("why", bodies.reason(schemas[0]))))
-            found.append(outcome(audit_rows(read, 100).drop("received")))
+            found.append(outcome(audit_rows(read, 100).drop("receivedAt")))
     return found
 
 
