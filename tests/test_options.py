@@ -411,7 +411,7 @@ def test_a_token_of_aws_is_for_one_host_and_user(monkeypatch: pytest.MonkeyPatch
             ask_credential(url, "aws")
     for service, module in (("aws", "boto3"), ("azure", "azure.identity")):
         monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(errors.MissingPackage, match=rf"pip install 'sqlq-spark\[{service}\]'"):
+        with pytest.raises(errors.MissingPackage, match=rf"pip install '[.]\[{service}\]'"):
             ask_credential(RDS, service)
 
 

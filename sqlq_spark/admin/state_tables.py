@@ -136,19 +136,13 @@ def count_diverted(connection: Connection) -> dict[str, DivertedTotal]:
 
     The batch that is not acknowledged counts too: its receipts have the counts.
     """
-    from sqlq_spark.receive.receipts import QueueOutcome  # noqa: PLC0415 - it loads pyarrow
+    from sqlq_spark.receive.receipts import find_outcomes  # noqa: PLC0415 - it loads pyarrow
 
     counted = {}
     for stream in list_streams(connection):
         messages, queries = stream.diverted, {stream.query_id}
         if stream.receipts:
-            outcomes = connection.rows(
-                "outcome",
-                QueueOutcome,
-                stream=stream.stream,
-                first=stream.batch + 1,
-                batch=INT64,
-            )
+            outcomes = find_outcomes(connection, stream.stream, stream.batch + 1, INT64)
             messages += sum(outcome.diverted for outcome in outcomes)
             queries.update(outcome.query_id for outcome in outcomes)
         known = frozenset(query for query in queries if query is not None)

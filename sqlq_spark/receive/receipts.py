@@ -396,6 +396,13 @@ def count_messages(outcomes: Iterable[QueueOutcome]) -> dict[str, Any]:
     return counts
 
 
+def find_outcomes(
+    connection: Connection, stream: str, first: int, batch: int
+) -> list[QueueOutcome]:
+    """Return what the tasks of the batches from `first` to `batch` received, for each queue."""
+    return connection.rows("outcome", QueueOutcome, stream=stream, first=first, batch=batch)
+
+
 def acknowledge(connection: Connection, end: Offset, claim: Claim) -> Closed:
     """
     Close all batches up to the batch of `end`, and delete their receipts.
@@ -422,7 +429,7 @@ def acknowledge(connection: Connection, end: Offset, claim: Claim) -> Closed:
     # Only the receipts of this batch and of open batches before it are deleted. A batch of which an
     # operator has returned or dropped a receipt is closed, and its other receipts must stay.
     first = min(row.acked_batch + 1, batch)
-    outcomes = connection.rows("outcome", QueueOutcome, stream=stream, first=first, batch=batch)
+    outcomes = find_outcomes(connection, stream, first, batch)
     # A database that has lost commits may show neither a plan nor a receipt of this batch. In a
     # database that has lost none, the plan of a batch is committed before Spark gets the batch's
     # offset. Only the batch after the acknowledged one gets a plan.
