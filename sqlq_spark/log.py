@@ -14,6 +14,7 @@ import logging
 import time
 from contextvars import ContextVar
 from functools import cache
+from typing import TextIO
 
 from sqlq_spark.errors import clean
 
@@ -47,6 +48,10 @@ def name_batch(query: str | None, number: int | None = None) -> None:
     _batch.set(UNKNOWN if number is None else str(number))
 
 
+class LineHandler(logging.StreamHandler[TextIO]):
+    """Prints the package's lines, where nobody has set up logging."""
+
+
 @cache
 def set_up() -> None:
     """
@@ -57,20 +62,19 @@ def set_up() -> None:
     if not log.hasHandlers():
         formatter = logging.Formatter(FORMAT, TIME)
         formatter.converter = time.gmtime
-        handler = logging.StreamHandler()
+        handler = LineHandler()
         handler.setFormatter(formatter)
         log.addHandler(handler)
 
 
-@cache
 def silence_retries() -> None:
     """
-    Leave out the lines of the library that retries. They have no message of ours.
+    Leave out the lines of the library that retries, where the package prints its own lines.
 
-    The package itself logs why it tries again. In a user's session the library's lines stay,
-    because the user's code may use that library too.
+    The library's lines do not say what failed, and the package logs that. In a user's session they
+    stay, because the user's code may use that library too.
     """
-    if log.handlers:
+    if any(isinstance(handler, LineHandler) for handler in log.handlers):
         from stamina import instrumentation  # noqa: PLC0415 - it imports asyncio
 
         instrumentation.set_on_retry_hooks(())

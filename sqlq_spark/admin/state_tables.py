@@ -49,9 +49,9 @@ class Stream:
 
     @property
     def state(self) -> str:
-        """Say what the stream does now, or since when it is gone."""
+        """Say what the stream does now, or for how long it is gone."""
         if not self.is_alive:
-            return f"gone since {show_span(self.silent)}"
+            return f"gone for {show_span(self.silent)}"
         return "running" if self.is_open else "idle"
 
     @property

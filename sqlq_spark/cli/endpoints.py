@@ -238,7 +238,12 @@ def script_command(
         command=context.meta[COMMAND_LINE],
         dialect=dialect,
     )
-    if shared.as_json:
+    print_script(text, dialect, as_json=shared.as_json)
+
+
+def print_script(text: str, dialect: str, *, as_json: bool) -> None:
+    """Print a script as it is, or as a JSON object."""
+    if as_json:
         print_json({"dialect": dialect, "script": text})
     else:
         screen.print_unchanged(text)

@@ -174,7 +174,10 @@ class Session:
                 return True
             is_expired = self.options.credentials is not None and isinstance(error, EXPIRED)
             may_pass = is_expired or isinstance(error, database.TRANSIENT)
-            return may_pass and len(times) < ATTEMPTS
+            if not may_pass or len(times) >= ATTEMPTS:
+                return False
+            log.info("%s; trying again", error)
+            return True
 
         return may_follow
 

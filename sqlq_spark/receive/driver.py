@@ -465,6 +465,7 @@ class StreamDriver:
                 closed.batch,
                 *receipts.count_messages(closed.outcomes).values(),
             )
+        name_batch(spark_batch.name)  # what follows is about another batch
 
     def _report_unread(self, closed: Closed, now: float) -> None:
         """

@@ -79,7 +79,7 @@ def test_streams_are_listed_and_removed(run: Run, orders: str, place: Place) -> 
     assert (running["stream"], running["host"], waiting["stream"]) == (STREAM, "spark-1", "")
     assert "it holds 1 receipt." in refused.err
     assert "it runs on spark-1" in runs.err
-    assert "gone since 1 h 0 min" in gone.out
+    assert "gone for 1 h 0 min" in gone.out
     assert f"stream {STREAM}" in removed.out
     assert "no streams" in run("streams", "list").out
     assert count(place, f"{place.state}.stream") == 1  # its high-water mark stays

@@ -110,7 +110,7 @@ def test_a_stream_is_gone_after_a_silence(bench: Bench, silent: None) -> None:  
     run_batch(bench, start(bench))
 
     (found,) = streams(bench)
-    assert found.state.startswith("gone since 0.")
+    assert found.state.startswith("gone for 0.")
 
 
 def list_heartbeats(bench: Bench) -> list[Heartbeat]:
