@@ -98,6 +98,14 @@ def _spread(delivery: str, queues: int) -> Line:
     return Line(f"queues-{queues}-{delivery}", ready, run)
 
 
+def _sizes(name: str, ready: Step, run: Callable[..., Sequence[float]]) -> list[Line]:
+    """Return lines that move the same messages in batches of three sizes."""
+    return [
+        Line(f"{name}-of-{most}", ready, partial(run, most=most, maxConcurrency=tasks))
+        for most, tasks in ((100_000, 2), (200_000, 4), (400_000, 8))
+    ]
+
+
 _receive_map_errors = partial(ours.receive, headersFormat="map", errorQueue=ERROR_QUEUE)
 _batch, _batches, _nothing = _waiting(1), _waiting(BATCHES), _few(0)
 
@@ -146,6 +154,10 @@ GROWTH = (
     *(Line(f"tasks-{n}", _batches, partial(ours.receive, maxConcurrency=n)) for n in (1, 2, 4, 8)),
     *map(_bodies, (100, 1_000, 10_000, 1_000_000)),
     *(_spread(each, n) for n in (1, 10, 64) for each in ("exactlyOnce", "atLeastOnce")),
+    # with --messages 400000
+    *_sizes("batches", _batches, ours.receive_in_batches),
+    *_sizes("batches-delta", _batches, delta.receive),
+    *_sizes("batches-queue", _both, ours.queue_to_queue),
     Line("backlog", _batches, ours.backlog, "ms"),
     Line("dispatch", _sent, ours.dispatched),
 )

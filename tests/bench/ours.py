@@ -77,9 +77,16 @@ def receive(stand: Stand, most: int | None = None, **options: Any) -> list[float
     return [rate]
 
 
-def queue_to_queue(stand: Stand) -> list[float]:
+def receive_in_batches(stand: Stand, most: int, **options: Any) -> list[float]:
+    """The same messages to noop, in batches of another size. Messages/s."""
+    writer = receiving(stand, most, **options).writeStream.format("noop")
+    return [steady_rate(stand, writer, stand.messages * BATCHES)]
+
+
+def queue_to_queue(stand: Stand, most: int | None = None, **options: Any) -> list[float]:
     """Batches from one queue to another, each message exactly once. Messages/s."""
-    sink = receiving(stand, stand.messages).drop("queue").writeStream.format(stand.ours)
+    rows = receiving(stand, most or stand.messages, **options)
+    sink = rows.drop("queue").writeStream.format(stand.ours)
     writer = sink.option("url", stand.url).option("queue", "sent")
     rate = steady_rate(stand, writer, stand.messages * BATCHES)
     expect("the queue holds", stand.database.count("sent"), stand.messages * BATCHES)
