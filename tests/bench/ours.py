@@ -223,7 +223,7 @@ def write_a_few(stand: Stand) -> None:
 
 
 def write(delivery: str, stand: Stand, form: str = "") -> list[float]:
-    """One batch write from memory, perhaps with headers in another form. Messages/s."""
+    """One batch write from memory, perhaps of messages in another form. Messages/s."""
     frame = stand.forms[form] if form else stand.frame
     return [_write(stand, frame, delivery, "sent", ["sent"])]
 

@@ -41,11 +41,16 @@ BATCHES = 4  # batches of one stream; the first warms up and does not count
 MANY = tuple(f"many{at}" for at in range(64))
 ERROR_QUEUE = "failed"
 QUEUES = ("orders", "shelf", "sent", ERROR_QUEUE, *MANY)
-# name of a form of headers → Spark's expression that makes it of the headers of a .NET endpoint
+# name of a form of messages → a column, and Spark's expression that makes it of an endpoint's
 FORMS = {
-    "white space": """replace(replace(headers, '":"', '": "'), '","', '", "')""",
-    "escapes": r"replace(headers, '\\/', '\\u002f')",
-    "map": "from_json(headers, 'map<string,string>')",
+    "white space": ("headers", """replace(replace(headers, '":"', '": "'), '","', '", "')"""),
+    "escapes": ("headers", r"replace(headers, '\\/', '\\u002f')"),
+    "map": ("headers", "from_json(headers, 'map<string,string>')"),
+    # 1 kB of hexadecimal digits, which hardly can be compressed
+    "hard": (
+        "body",
+        "encode(concat_ws('', transform(sequence(1, 16), n -> sha2(id || n, 256))), 'UTF-8')",
+    ),
 }
 
 
@@ -110,10 +115,10 @@ class Stand:
 
     @cached_property
     def forms(self) -> dict[str, DataFrame]:
-        """Hold the same messages with their headers in each of FORMS."""
-        frame = self.frame
+        """Hold the same messages in each of FORMS."""
         return {
-            form: frame.withColumn("headers", expr(made)).cache() for form, made in FORMS.items()
+            form: self.frame.withColumn(column, expr(made)).cache()
+            for form, (column, made) in FORMS.items()
         }
 
     def checkpoint(self) -> str:

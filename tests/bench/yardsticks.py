@@ -74,9 +74,9 @@ def by_hand(stand: Stand) -> list[float]:
     return [stand.messages / elapsed]
 
 
-def append(stand: Stand, setting: str = "") -> list[float]:
+def append(stand: Stand, setting: str = "", form: str = "") -> list[float]:
     """Default batch size, one connection for each of two partitions. Messages/s."""
-    frame = stand.frame
+    frame = stand.forms[form] if form else stand.frame
     connection = stand.database.jdbc()
     connection["url"] += setting
     start = time.perf_counter()
