@@ -13,11 +13,13 @@ import signal
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 import servers
+import shared_classes
 from conformance.dba import as_login
 from conformance.transport import PostgreSQL
 from conformance.transports import TRANSPORTS
@@ -38,6 +40,8 @@ os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executa
 # A test's query runs a few times: the second compiler and a parallel collector cost a fifth of the
 # processor time of tests/spark and give nothing back.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+if archive := os.environ.get(shared_classes.VARIABLE):
+    shared_classes.use(Path(archive).absolute())
 # A shell ignores Ctrl-C for what it starts in the background, and all its children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # A machine's own name need not have an address.
