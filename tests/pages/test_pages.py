@@ -54,9 +54,10 @@ def test_every_block_of_code_is_run() -> None:
 
 
 def test_t_sql_can_be_parsed() -> None:
-    """So can statements between backticks that have a name in brackets."""
+    """Those of blocks, those that both databases share, those with a name in brackets."""
     shown = [each for page in PAGES for each in blocks(page) if each.language == "sql"]
     texts = [each.text for each in shown if (each.unrun or "").startswith(TSQL)]
+    texts += [each.text for each in blocks("docs/restore.md", "compare") if each.language == "sql"]
     for page in PAGES:
         texts += re.findall(r"`([A-Z]{4,} [^`…\n]*\[[^`…\n]*)`", without_code(page))
 
