@@ -216,5 +216,41 @@ def relayed(url: str, *, begins: bool = True, options: bool = True) -> Iterator[
     """Give the url of a pooler in front of a server over TCP, and the pooler."""
     relay = Pooler(url, begins=begins, options=options)
     with relay.listening:
-        plain = (urlsplit(url).query, "sslmode=disable", "gssencmode=disable")
-        yield moved(url, "127.0.0.1", relay.port, *plain), relay
+        yield without_tls(url, relay), relay
+
+
+def without_tls(url: str, made: Proxy) -> str:
+    """The url of a server behind a proxy that reads each message."""
+    plain = (urlsplit(url).query, "sslmode=disable", "gssencmode=disable")
+    return moved(url, "127.0.0.1", made.port, *plain)
+
+
+# ---------------------------------------------------------------- what a client asks
+
+
+class Recorder(Proxy):
+    """Passes everything on, records the queries that are one message, and counts rows."""
+
+    def __init__(self, url: str) -> None:
+        """Listen in front of the server of the url."""
+        self.sessions = self.rows = 0
+        self.queries: list[str] = []
+        super().__init__(url)
+
+    def session(self, client: socket.socket) -> None:
+        """Relay a session."""
+        self.sessions += 1
+        with client.makefile("rb") as asked, socket.create_connection(self.server) as server:
+            threading.Thread(target=self._answer, args=(server, client), daemon=True).start()
+            server.sendall(message(asked))
+            while kind := asked.read(1):
+                text = message(asked)
+                if kind == b"Q":
+                    self.queries.append(text[4:-1].decode())
+                server.sendall(kind + text)
+
+    def _answer(self, server: socket.socket, client: socket.socket) -> None:
+        with contextlib.suppress(OSError), server.makefile("rb") as said:
+            while kind := said.read(1):
+                self.rows += kind == b"D"
+                client.sendall(kind + message(said))

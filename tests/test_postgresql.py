@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pyarrow as pa
 import pytest
+from proxy import Recorder, without_tls
 from psycopg.conninfo import conninfo_to_dict
 from waiting import until
 
@@ -96,9 +97,31 @@ def test_an_error_shows_where_a_url_leads() -> None:
     assert {url: redact(url) for url in PLACES} == PLACES
 
 
-def opened(place: Place) -> closing[Any]:
+def opened(place: Place, url: str | None = None) -> closing[Any]:
     """A session of ours."""
-    return closing(connect(place.url, application="mine", timeout=30, state=place.state))
+    return closing(connect(url or place.url, application="mine", timeout=30, state=place.state))
+
+
+def recorded_connect(place: Place) -> Recorder:
+    """Connect once through a recorder."""
+    recorder = Recorder(place.url)
+    url = without_tls(place.url, recorder)
+    with recorder.listening, opened(place, url):
+        return recorder
+
+
+def test_each_connect_reads_a_row_for_each_column_of_the_database(place: Place) -> None:
+    """It opens two sessions. One reads all columns once, and all types three times."""
+    columns = ", ".join(f"c{number} int" for number in range(100))
+    before = recorded_connect(place)
+    place.sql(f'CREATE TABLE "{place.schema}".wide ({columns})')
+
+    after = recorded_connect(place)
+
+    read = re.findall(r"FROM\s+pg_catalog\.(\w+)", " ".join(after.queries))
+    assert read == ["pg_attribute", "pg_type", "pg_type", "pg_type"]
+    assert after.sessions == 2
+    assert 100 <= after.rows - before.rows < 200
 
 
 def test_what_a_trigger_raises_is_not_the_queues(place: Place) -> None:

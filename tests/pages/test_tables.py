@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 
 from sqlq_spark import errors
 from sqlq_spark.admin.selftest import CHECKS
+from sqlq_spark.admin.stats import QUEUE_COLUMNS, STREAM_COLUMNS
 from sqlq_spark.database.postgresql import TOKENS
 from sqlq_spark.database.postgresql import url as postgresql_url
 from sqlq_spark.database.sqlserver import url as sqlserver_url
@@ -31,6 +32,8 @@ from .programs import PROJECT
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from sqlq_spark.admin.formats import ShownColumn
 
 JOBS = {
     path.stem: importlib.import_module(f"sqlq_spark.jobs.{path.stem}")
@@ -55,6 +58,11 @@ def options(kind: type) -> set[str]:
     return {*option_names(kind).values(), "user", "password"} - {"checkpointLocation"}
 
 
+def shown(columns: tuple[ShownColumn, ...]) -> set[str]:
+    """The columns that a table on the terminal, or the page of `report`, has."""
+    return {each.name for each in columns if each.only not in {"json", "metrics"}}
+
+
 @pytest.mark.parametrize(
     ("page", "table_id", "known"),
     [
@@ -63,6 +71,8 @@ def options(kind: type) -> set[str]:
         ("failed", "acknowledging-jobs", {*JOBS} - {"maintenance"}),
         ("columns", "write-columns", {*WRITTEN}),
         ("metrics", "metrics", METRICS),
+        ("glossary", "stats", shown(QUEUE_COLUMNS)),
+        ("glossary", "stats-streams", shown(STREAM_COLUMNS)),
         ("security", "credentials", {*SERVICES, "package.module:function"}),
         ("security", "tls", {"verify-full", "verify-ca", *postgresql_url.WEAK}),
         ("guide/checkpoints", "read-changes", options(SourceOptions)),
