@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import uuid
@@ -15,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from waiting import until
 
-from sqlq_spark import metrics
+from sqlq_spark import functions, metrics
 from sqlq_spark.testing import Message, frame
 
 from .page import blocks, read, table
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from prometheus_client.samples import Sample
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from .shop import Shop
 
@@ -272,6 +273,45 @@ def test_the_code_of_the_page_of_failed_messages(spark: SparkSession, shop: Shop
     assert failed.keys() - returned.keys() == named - kept - optional
     # of the error queue: ServiceControl has not asked for an answer
     assert shop.count("error", '"Shop.Orders.Delayed"') == [0, 1]
+
+
+def test_the_table_of_headers_has_those_that_are_sent(spark: SparkSession, shop: Shop) -> None:
+    """By the sink, its options and columns, and the functions. Endpoints write no others."""
+    by: dict[str, set[str]] = {}
+    for cell, source, _ in table("docs/columns.md", "sent-headers").rows:
+        by.setdefault(source, set()).update(re.findall(r"`([^`]+)`", cell))
+    always, stated = by["always"], by["option, column"]
+    new = always | by["`reply`, `send`, `publish`"]
+    given = dict.fromkeys(["traceparent", "tracestate", "baggage"], "x")
+    given |= dict.fromkeys(by["never"], "x") | {"NServiceBus.ReplyToAddress": "Shop.Billing"}
+    received = frame(spark, [Message({}, headers=given)])
+    body = spark.range(1).selectExpr("'{}' AS body")
+    subscribe("Shop.Paid", "Shop.Billing")(shop)
+
+    def sent(rows: DataFrame, place: str = BILLING, **options: str) -> set[str]:
+        """The headers of what a write sends."""
+        shop.sql(f"DELETE FROM {place}")
+        rows.write.format("sqlqueue").options(url=shop.url, **options).mode("append").save()
+        [(text,)] = shop.sql(f"SELECT headers FROM {place}")
+        return {*json.loads(text)}
+
+    options = {"messageType": "Shop.Paid", "contentType": "text/xml", "replyToAddress": "error"}
+    limited = body.selectExpr("body", "'00:01:00' AS timeToBeReceived")
+    delayed = body.selectExpr("body", "'00:01:00' AS delay")
+    all_stated = sent(limited, queue="Shop.Billing", **options)
+    all_stated |= sent(delayed, '"Shop.Orders.Delayed"', queue="Shop.Orders")
+    published = functions.publish("body", message_type="Shop.Paid")
+    wire = [json.loads(line) for line in read("tests/golden/nservicebus-10.jsonl").splitlines()]
+    written = {
+        name for row in wire if row["table"] == "Lake" for name in json.loads(row["headers"])
+    }
+
+    assert sent(body, queue="Shop.Billing") == always
+    assert all_stated == always | stated
+    assert sent(received.select(*functions.send("body", "Shop.Billing"))) == new
+    assert sent(received.select(*published)) == new | {"NServiceBus.EnclosedMessageTypes"}
+    assert sent(received.select(*functions.reply("body"))) == new | by["`reply`"]
+    assert written - {"tenant", "n"} <= always | stated | by["never"]
 
 
 def test_a_listener_sends_what_the_table_of_alerts_names(spark: SparkSession, shop: Shop) -> None:
