@@ -24,7 +24,7 @@ Parse = Callable[[str], QueueAddress]
 
 
 def names(*, utf8: int = 10_000, utf16: int = 10_000) -> st.SearchStrategy[str]:
-    """Any legal name of at most so many bytes or UTF-16 units."""
+    """Any legal name of at most `utf8` bytes and `utf16` UTF-16 units."""
     return st.text(CHARACTERS, min_size=1, max_size=128).filter(
         lambda name: len(name.encode()) <= utf8 and len(name.encode("utf-16-le")) <= 2 * utf16
     )

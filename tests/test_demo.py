@@ -182,7 +182,7 @@ def test_a_server_syncs_to_disk_and_every_login_needs_the_password() -> None:
             assert one(server.url, "SELECT a FROM t") == 7
 
     assert left(server.home) == []
-    assert server.port < 32_768  # the first that Linux gives a client
+    assert server.port < 32_768  # Linux gives clients ports from there on
 
 
 @pytest.mark.faults

@@ -133,7 +133,7 @@ POSTGRESQL, SQLSERVER = postgresql.STATEMENTS, sqlserver.STATEMENTS
 SHARED = [name for name in NAMES if name in POSTGRESQL and name in SQLSERVER]
 BRACES = re.compile(r"\{(\w+)\}")
 ROLES = {"queue", "delayed", "errors", "subscriptions", "table"}  # of tables
-# for `role_escaped`; and of the head of the script, whose check of the database is elsewhere there
+# words of SQL Server's statements, which PostgreSQL's have in another form or elsewhere
 WORDS = {"role_name", "database", "database_escaped"}
 
 

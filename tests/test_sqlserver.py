@@ -172,7 +172,7 @@ def test_a_planted_fault_is_found(rule: str, name: str, old: str, new: str) -> N
     assert list(check(Text(broken))) != []
 
 
-# ---------------------------------------------------------------- what it says
+# ---------------------------------------------------------------- facts of the server
 
 AZURE = r"SERVERPROPERTY\(N'EngineEdition'\) IN \(5, 12\) AND 1 IN \(HAS_PERMS_BY_NAME\(QUOTENAME\("
 NEWER = r"N'VIEW SERVER PERFORMANCE STATE'.*N'VIEW DATABASE PERFORMANCE STATE'"
@@ -393,7 +393,7 @@ def weighed_rows(sizes: list[int]) -> list[calls.Weight]:
 def test_a_step_is_never_larger_than_its_limits_and_one_message(
     sizes: list[int], messages: int, most: int
 ) -> None:
-    """This holds if all were committed unweighed. What is too large does not count."""
+    """It holds even if all rows were committed after the weighing. Too large ones do not count."""
     weighed = weighed_rows(sizes)
     step = calls.cut_step(weighed, messages=messages, most=most, largest=LARGEST)
 
@@ -410,7 +410,7 @@ def test_a_step_is_never_larger_than_its_limits_and_one_message(
 def test_a_message_with_large_headers_is_passed_over_and_not_counted(
     sizes: list[int], messages: int
 ) -> None:
-    """The server says which messages are too large, whatever their own size is."""
+    """The server marks the messages that are too large. A mark counts also for a small message."""
     rows = [calls.Weight(at, size % 1000, is_large=size > LARGEST) for at, size in enumerate(sizes)]
     step = calls.cut_step(rows, messages=messages, most=1 << 40, largest=LARGEST)
 

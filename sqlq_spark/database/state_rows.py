@@ -11,7 +11,7 @@ from datetime import datetime  # noqa: TC003 - the types of a row are read at ru
 
 from sqlq_spark.errors import clean
 
-# A stream is gone if it was silent for so many seconds: four intervals of its heartbeats.
+# A stream is gone if it was silent for this many seconds: four intervals of its heartbeats.
 LONGEST_SILENCE = 40.0
 
 

@@ -143,7 +143,7 @@ SELECT seq, id, headers,
         self, queue: str, messages: int, *, store: str = "store", settled: bool = True
     ) -> None:
         """
-        Fill a queue with so many messages of a store; `settled`: without dead rows, analyzed.
+        Fill a queue with messages of a store. `settled`: leave no dead rows, and analyze it.
 
         The checkpoint runs before the messages are inserted. The first change of a page after a
         checkpoint writes the whole page to the WAL. In a real queue rows live shorter than the time

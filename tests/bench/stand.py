@@ -90,7 +90,7 @@ class Stand:
 
     @cached_property
     def ours(self) -> str:
-        """Name our format, which from now on the session knows; its tables are there."""
+        """Register our format in the session, create the state tables, and return its name."""
         from sqlq_spark import register  # noqa: PLC0415 the yardsticks do without
 
         register(self.spark)

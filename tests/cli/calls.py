@@ -25,7 +25,7 @@ NAMES = {
     "TABLE": "Subscriptions",
 }
 
-# in an order in which each finds what it needs; the demo has a test of its own
+# Ordered so that each call finds what it needs. The demo is left out: it has a test of its own.
 CALLS: dict[str, tuple[str, ...]] = {
     "install": STATE,
     "create": ("QUEUE", "--delayed"),

@@ -222,7 +222,7 @@ class Bench:
     def beating_driver(
         self, heartbeat: float | None, clock: Clock | None, options: SourceOptions
     ) -> StreamDriver:
-        """Give a driver that writes a heartbeat each so many seconds, or none."""
+        """Give a driver that writes a heartbeat every `heartbeat` seconds; None: it writes none."""
         made = StreamDriver(options, clock or Clock(), doctor.at_start, heartbeat=heartbeat)
         self._stack.callback(made.close)
         return made

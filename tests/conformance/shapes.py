@@ -14,8 +14,8 @@ class Wrong(NamedTuple):
     """Something that can be wrong with a queue."""
 
     severity: str
-    make: str  # statements of the DBA
-    found: str  # in the finding
+    make: str  # the SQL by which a DBA causes it
+    found: str  # a part of the finding's text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ _NO_EXPIRES = "ALTER TABLE {queue} DROP COLUMN Expires"
 _INSERT = "INSERT INTO {queue} (id, headers) SELECT gen_random_uuid(), ''"
 _COPIED = "INSERT INTO {queue} (id, headers, seq) SELECT gen_random_uuid(), '{}', n"
 
-# types of other makers of queues; some can be read, and mean something else
+# Types that other software gives the columns. Some can be read, but mean something else.
 _WRONG_TYPES = [
     ("id", "text"),
     ("id", "char(36)"),

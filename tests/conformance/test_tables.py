@@ -106,7 +106,7 @@ def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
     queue, table = bench.table_beside(name), bench.table_beside((name + "s")[1:])
     printed, topic = bench.address(name), name.replace(";", "").replace(",", "").strip()
     bench.dotnet.send(bench.error_queue, body=b"bystander")
-    bench.dotnet.dba.do("own", bench.queue)  # a header leads to tables of the same owner
+    bench.dotnet.dba.do("own", bench.queue)  # a header may only name a table of its queue's owner
     with pytest.raises(errors.QueueNotFound):
         dispatch(bench, stage(bench, chunk(b"x", queue=printed), sink="absent"))
 
@@ -175,7 +175,7 @@ def test_state_tables_of_another_release_are_left_alone(
     said = f"have version {version}, but this release supports {migrations.STATE_VERSION}"
 
     with StateSession(bench.source_options(), "x") as session:
-        for _ in range(2):  # not with the connection that was opened for the check
+        for _ in range(2):  # the second time too: the first connection must not be used again
             with pytest.raises(error, match=f"{said}. {fix}"):
                 session.open()
     with pytest.raises(error):
@@ -446,7 +446,8 @@ def test_errors_of_missing_rights_have_the_grants_that_fix_them(bench: Bench) ->
     An error on a state schema has none, because the schema may be another team's.
     """
     dba = bench.dotnet.dba
-    source = bench.create_queue("sequence schema")  # it may pass for words of the server's sentence
+    # a name that could be taken for words of an error's text
+    source = bench.create_queue("sequence schema")
     dba.do("own", source)
     schema.create_delayed(bench.connection, source)
     bench.dotnet.send(source)

@@ -1,10 +1,10 @@
 """
 A model of Spark and of its queries, around the real functions on a real database.
 
-On Spark's side a checkpoint is a log of offsets and a log of commits; a driver
-plans, writes the offsets, runs tasks in attempts, hands their rows to the sink, writes the commit.
-A driver may die, live on as a second one, or stand on a copy of its checkpoint; an attempt may go
-on when nobody waits for it any more.
+On Spark's side a checkpoint is a log of offsets and a log of commits. A driver plans, writes the
+offsets, runs tasks in attempts, hands their rows to the sink, and writes the commit. A driver may
+die, run on beside its successor, or use a copy of its checkpoint. An attempt may run on when nobody
+waits for it any more.
 """
 
 from __future__ import annotations

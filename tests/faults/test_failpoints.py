@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.faults
 
 PACKAGE = Path(sqlq_spark.__file__).parent
-# modules and functions whose statements are not struck: they read only, or …
+# Modules and functions at whose statements nothing is killed. Without a comment: they only read.
 ELSEWHERE = {
     *("receive.browse", "receive.driver._freeze", "receive.driver._check_owner", "send.throttle"),
     *("receive.driver.find_above", "send.subscriptions._read", "send.dispatch.last_sent"),
-    "receive.driver.purge",  # … take what is meant to be lost
-    "send.dispatch.give_up",  # … are one transaction of a job
-    *("send.subscriptions.subscribe", "send.subscriptions._replace"),  # … touch no message
+    "receive.driver.purge",  # deletes messages on purpose
+    "send.dispatch.give_up",  # a single transaction of a job
+    *("send.subscriptions.subscribe", "send.subscriptions._replace"),  # touch no message
     "send.subscriptions.unsubscribe",
 }
 DEATHS = 8  # of one process in a trip

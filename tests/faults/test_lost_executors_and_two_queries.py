@@ -95,7 +95,7 @@ def test_an_executor_killed_decommissioned_or_frozen_in_mid_task(
 
     SIGPWR decommissions: it takes no more tasks, ends the one it has, and goes. SIGSTOP: its tasks
     are done elsewhere, and when it goes on, Spark drops its rows. All tasks hold until the signal:
-    a cold executor would else lose its own to a speculative attempt.
+    otherwise a cold executor would lose its task to a speculative attempt.
     """
     queue.fill(0, 2000)
     order = cluster.order()

@@ -307,7 +307,7 @@ SELECT c.oid::regclass::text
  ORDER BY c.relname
 """
 MODES = ("ACCESS EXCLUSIVE", "ROW EXCLUSIVE", "ACCESS SHARE")
-# what one may try on a table; of each some need a right of their own
+# What a login may try on another team's table. The statements need different rights.
 ATTACKS = (
     "SELECT count(*) FROM {0}",
     "DELETE FROM {0}",

@@ -209,7 +209,7 @@ def audited(world: World) -> None:
 
 
 def test_audit_to_delta_between_two_batches(worlds: dict[str, World]) -> None:
-    """Headers that no endpoint should write stop nothing; an old date is the receipt's."""
+    """Odd headers stop nothing. For a date too old or in the future that of the receipt is used."""
     world = worlds["audited"]
     today = world.place.sql("SELECT (now() AT TIME ZONE 'UTC')::date")[0][0]
     left = world.queue.count()

@@ -235,7 +235,7 @@ GROUPS = {
         "endpoint-publishes": "transport.subscribers 1 2",
     },
 }
-PAIRS_ONLY = {"browse", "send", "delay", "divert"}  # no one waits twice for a lock of theirs
+PAIRS_ONLY = {"browse", "send", "delay", "divert"}  # no session waits twice for their locks
 # the rows at the start
 START = {
     "queue": "1 e2",

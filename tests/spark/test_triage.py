@@ -379,7 +379,7 @@ def test_a_request_that_is_given_up_is_never_sent_automatically(
     asleep, made = retry(), retry("m-1", "m-2", give_up=(request,))
     rows = asleep.rows.where("request IS NOT NULL")
 
-    if gap == BEFORE_SEND:  # the run that gave it up was killed before the rows had it
+    if gap == BEFORE_SEND:  # as a run that is killed between the log and the rows
         triage.in_log(made.settings.write(request), give_up)
     asleep.send(request, rows, {queue.name: 2})
     made.resume()

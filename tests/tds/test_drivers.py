@@ -124,7 +124,7 @@ def test_mssql_python_keeps_microsofts_driver(
 
 
 def test_the_choice_of_the_native_driver_is_ours(driver: str, connect: Connect) -> None:
-    """It is made before the first connection, which fixes it."""
+    """The package chooses before the first connection, after which the choice cannot change."""
     connect()
 
     info = importlib.import_module("mssql_python").get_native_provider_info()
@@ -154,7 +154,7 @@ def test_a_token_logs_in_instead_of_a_user(
 
 
 def test_no_error_of_a_refused_token_shows_it(driver: str, script: Script) -> None:
-    """It may pass, because the service may refuse a token during a failover."""
+    """The error counts as temporary, because a server may refuse a token during a failover."""
     token = "eyJ0eXAi"  # noqa: S105 - of no one
     script.refuse(error(18456, f"Login failed for user '{token}'."))
     target = Target(
