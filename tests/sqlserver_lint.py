@@ -178,7 +178,8 @@ def unions_have_a_collation(text: Text) -> Iterator[str]:
     """
     Each column of each branch has COLLATE. Otherwise two collations meet at ORDER BY.
 
-    Names of a database and of its server differ, and so do some columns of one view.
+    The server's names have another collation than the names of a database. Even columns of one
+    view have different ones.
     """
     for union in text.all("set_expression"):
         for branch in union.segments:

@@ -103,7 +103,7 @@ def test_any_address_is_read_back_as_it_was(
 
     whole = replace(sqlserver, schema=sqlserver.schema or "dbo", catalog=sqlserver.catalog or "s")
     text = SQLSERVER.canonical_address(whole)
-    if "@" in whole.table and "@[" in f"[{whole.table}":  # nor could the transport read it
+    if "@" in whole.table and "@[" in f"[{whole.table}":  # the transport fails on it too
         with pytest.raises(BadAddress):
             SQLSERVER.parse_address(text)
     else:

@@ -427,7 +427,7 @@ def test_messages_of_one_size_fill_a_step(size: int, count: int, most: int) -> N
 
 
 def test_the_ends_of_a_step() -> None:
-    """Nothing waits, each page of many may count as a lock, or a seq is below 0."""
+    """Nothing waits, large values count as a lock for each of their pages, or a seq is below 0."""
     rows = [calls.Weight(at, 9 * calls.PAGE, is_large=False) for at in range(2000)]
     pages = calls.cut_step(rows, messages=2000, most=1 << 40, largest=1 << 40)
     below = calls.cut_step([calls.Weight(-1, 1, is_large=False)], messages=1, most=1, largest=1)
@@ -580,7 +580,7 @@ def test_the_script_parses_and_creates_all_in_one_batch() -> None:
 
 
 def test_the_script_does_nothing_in_another_database_than_its_own() -> None:
-    """Without a name it runs anywhere but in the server's own. Its head tells sqlcmd of UTF-8."""
+    """If it names no database, it runs in all but the system databases. It states its encoding."""
     own, any_of_users = (made(database=name)[0] for name in ("O'Brien 1", None))
 
     assert own.startswith('-- Run this by `sqlcmd -b -I -f 65001 -d "O\'Brien 1"` as')

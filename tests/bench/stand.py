@@ -150,7 +150,7 @@ def fresh(server: str | None) -> Iterator[Database]:
 
 @contextmanager
 def stand(url: str | None, messages: int) -> Iterator[Stand]:
-    """Set up on a server, and clear away."""
+    """Set up a bench on a server, and remove it after the block."""
     with (
         tempfile.TemporaryDirectory(prefix="sqlq_bench") as folder,
         fresh(url) as database,

@@ -166,7 +166,7 @@ def test_the_owner_of_the_database_with_createrole_runs_the_script(
     """
     operator, producer = (url_of(place, each) for each in ("operator", "producer"))
 
-    def own_login(name: str) -> str:  # who takes a role by SET ROLE stays a superuser
+    def own_login(name: str) -> str:  # after SET ROLE it would still be a superuser's session
         place.sql(f"ALTER ROLE {role(place, name)} LOGIN PASSWORD 'secret'")
         return as_login(place.url, role(place, name), "secret").url
 
@@ -480,7 +480,7 @@ def test_a_queue_of_which_a_stream_has_receipts_is_never_dropped(
 def test_a_message_that_arrives_meanwhile_is_not_lost(
     run: Run, place: Place, orders: str, ending: str, code: int
 ) -> None:
-    """A message that was sent before the lock keeps the queue."""
+    """If a message was sent before the lock, the queue is not dropped."""
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = %s::regclass"
     insert = f"INSERT INTO {orders} (id, headers) VALUES (gen_random_uuid(), '{{}}')"
 

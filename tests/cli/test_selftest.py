@@ -317,7 +317,7 @@ def test_only_a_server_with_several_collations_gets_more_databases(run: Run) -> 
 
 
 def test_a_login_of_a_selftest_is_by_password() -> None:
-    """The login that makes it may connect otherwise. Other parameters of the url stay."""
+    """The login that creates it may connect in another way. Other parameters stay in the url."""
     url = "sqlserver://db/shop?authentication=ActiveDirectoryDefault&encrypt=yes"
     plain = "postgresql://bo@db/shop?authentication=x"
 
@@ -331,7 +331,7 @@ def test_a_login_of_a_selftest_is_by_password() -> None:
     "more", ["_dead", "0; {drop}; --", '0"; {drop}; --', "0\nGO\n{drop}\nGO\n"]
 )
 def test_what_a_killed_run_has_left_is_dropped_by_the_next(place: Place, more: str) -> None:
-    """What is younger may belong to another run, and stays. A name is never executed."""
+    """Younger objects stay, because they may be another run's. A name is never executed."""
     place.sql("CREATE SCHEMA kept")
     old, young = f"{selftest.MARK}00000001", f"{selftest.MARK}ffffffff"
     end = more.format(drop="DROP SCHEMA kept")

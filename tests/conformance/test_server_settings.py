@@ -250,7 +250,7 @@ def test_a_server_that_restarts_is_waited_for_longer(caplog: pytest.LogCaptureFi
             other = SourceOptions.parse({"url": f"{server.url}&user=x", "queue": "orders"})
             with Counting(other, "test") as wrong, pytest.raises(errors.NotReachable):
                 clock(wrong)
-            # a lost connection, its second attempt, the other url
+            # and then: `old` on its lost connection, `old` again, and `wrong`
             assert len(tried) == 2 * ATTEMPTS + 3
             with (
                 Counting(other, "test", was_reached=True) as task,

@@ -321,7 +321,7 @@ def test_a_table_that_is_no_queue_is_refused(bench: Bench, how: str) -> None:
     ):
         with pytest.raises(errors.NotAQueue, match="is not a queue: "):
             work()
-    if "seq" not in how:  # a sender needs none
+    if "seq" not in how:  # a sender needs no seq
         with pytest.raises(errors.NotAQueue, match="is not a queue: "):
             dispatch(bench, stage(bench, chunk(b"ours")))
 
@@ -379,7 +379,7 @@ def test_a_queue_that_is_no_plain_table_is_found_and_ends_a_stream(bench: Bench,
     refused: tuple[type[errors.DatabaseFailure], str] = (errors.NotAQueue, f"it is {kind}")
     if kind == "a view":
         refused = errors.TableRefused, "it is no ordinary table"
-    elif kind == "a materialized view":  # which the server locks for nobody
+    elif kind == "a materialized view":  # the server has no lock on one
         refused = errors.NotAQueue, "not supported for materialized views"
     with pytest.raises(refused[0], match=refused[1]):
         bench.run_batch(bench.stream_driver(queue=bench.address("odd")))
@@ -472,7 +472,8 @@ def test_errors_of_missing_rights_have_the_grants_that_fix_them(bench: Bench) ->
         except errors.RightMissing as error:
             granted.append(str(error).rpartition("A DBA can fix this with: ")[2])
             dba.run(granted[-1].replace("the_user", login.name))
-        except errors.DatabaseFailure as error:  # what one may not see is not there for this login
+        # a table that this login may not see counts as absent
+        except errors.DatabaseFailure as error:
             granted.append(str(error))
             give("sight")
         assert len(granted) < 20

@@ -331,7 +331,7 @@ def _uuid(value: uuid.UUID | str) -> uuid.UUID:
     return value if isinstance(value, uuid.UUID) else uuid.UUID(value)
 
 
-# Due is the UTC wall clock, read as a time of the session's zone: so the transport computes it.
+# As in the transport, Due is the server's UTC time, stored as if it were local to the session.
 _POSTGRESQL = {
     "create": """
         CREATE TABLE IF NOT EXISTS {queue} (

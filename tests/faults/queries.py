@@ -271,7 +271,7 @@ class Driver:
             assert speaking != [loop.memory.claim.driver for loop, _, _ in pairs], error
         elif isinstance(error, errors.DispatchLogAhead):  # a copy, or a checkpoint that went back
             assert marred, error
-        elif isinstance(error, errors.NothingToSettle):  # closed by its stream, or a lost one
+        elif isinstance(error, errors.NothingToSettle):  # its stream closed it, or is lost
             assert marred or any(world.stream(x.stream)[0] >= x.batch for *_, x in pairs), error
         else:
             expected(error, ConnectionLost, Deadlock, errors.ChunksMissing)

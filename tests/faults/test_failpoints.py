@@ -246,7 +246,7 @@ def send_by_name(walk: Walk) -> None:
 
 
 def send_otherwise(walk: Walk) -> None:
-    """Give one write up, which a later one without a name cleans up; send one at least once."""
+    """Give up a write, whose chunks a later write deletes. Send another write at least once."""
     world, (one, other) = walk.world, (f"{NAMELESS_SINK}{uuid.uuid4()}" for _ in range(2))
     given_up = [{"queue": walk.names["billing"], "headers": "{}", "body": b"given up"}]
     walk.done("stage", partial(walk.stage, one, 0, given_up))

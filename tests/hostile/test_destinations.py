@@ -373,7 +373,7 @@ def test_no_code_of_an_attacker_runs_by_a_look_at_the_backlog(scene: Scene) -> N
 
 def test_a_header_directs_no_message_into_a_table_of_another_owner(scene: Scene) -> None:
     """
-    The table may run nothing, and the stream may have the right to insert.
+    It is refused even if the table runs no code, and the stream has the right to insert.
 
     The reason names the option that allows it.
     """

@@ -108,7 +108,7 @@ def test_a_stored_plan_that_cannot_be_read_is_a_clear_error(place: Place, stream
 
 
 def test_a_dispatch_log_that_is_ahead_is_an_error(place: Place, shop: Tenant) -> None:
-    """A new batch is not dropped as one that was sent; a replay of the one before still is."""
+    """A new batch is not skipped as sent before. A replay of the last one still is."""
     writer = Writer(place, shop.url, shop.queue)
     writer.send(b"first", 4)
     assert writer.send(b"replay", 3) == 0

@@ -114,7 +114,7 @@ def test_the_commands_of_a_runbook(
     shop.run(*blocks(f"docs/{page}.md", group))
 
     assert said.format(stream=stream.id) in shop.seen
-    assert shop.count("error") == [before == FAILED]  # one of another exception
+    assert shop.count("error") == [before == FAILED]  # one failed with another exception
 
 
 def test_checkpoint_lost(shop: Shop, stream: Stream) -> None:

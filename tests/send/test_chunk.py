@@ -57,7 +57,7 @@ def test_delayed_messages_are_apart_from_the_others() -> None:
 
 
 def test_a_chunk_without_a_delay_is_the_others() -> None:
-    """With columns for delays and without them, and the chunk is not copied."""
+    """This holds with and without columns for delays. The chunk is not copied."""
     for more in ((), (*CHUNK_DELAYS.values(),)):
         chunk = chunk_of({"queue": "a"}, more=more)
 

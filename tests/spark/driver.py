@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-# for a short-lived JVM on few cores: C1 alone, one collector thread, no second look at classes
+# For a short-lived JVM on few cores: only the compiler C1, a collector with one thread, and no
+# verification of classes.
 SHORT_LIVED = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"

@@ -101,7 +101,7 @@ def test_failures_of_one_kind_have_one_digest_and_others_another(spark: SparkSes
     assert all(len(each) == 16 for group in groups for each in group)
 
 
-# of each a text can have very many: blanks, words, calls, and what Java takes for the end of a line
+# Units that a text may repeat very often: blanks, words, calls, and Java's ends of lines.
 UNITS = (" ", " a", "x(", "\n", " \u2028", " \u0085x ", " \u2029x", "\r x ", "\x0b \f", "\n at x(")
 
 

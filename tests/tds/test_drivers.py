@@ -89,7 +89,7 @@ def test_every_error_of_the_server_is_classified(connect: Connect, script: Scrip
 
 
 def test_an_error_at_the_login_is_classified(driver: str, connect: Connect, script: Script) -> None:
-    """No wrong login is reported where the server may come back."""
+    """If the server may come back, the error does not say that the login is wrong."""
 
     def refused(refusal: bytes) -> type[BaseException] | None:
         script.refuse(refusal)
@@ -170,7 +170,7 @@ def test_no_error_of_a_refused_token_shows_it(driver: str, script: Script) -> No
 def test_a_function_gives_a_password_at_each_login(
     url: str, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until the server accepts one."""
+    """The session asks for another one until the server accepts it."""
     given = iter(["first", "second", "third"])
     monkeypatch.setattr(sessions, "ask_credential", lambda *_: next(given))
     options = SourceOptions.parse(
