@@ -212,7 +212,7 @@ def test_no_character_of_the_totals_ends_a_job(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_settings_in_conf_fit_their_job() -> None:
-    """Each one is there, maybe as a comment, except login and log level. Delta's version fits."""
+    """A file has all settings but login and log level, some as comments, and the Delta release."""
     for name in JOBS:
         path, kind = ROOT / "conf" / f"{name}.toml", module(name).main.kind
         made, _ = job_settings.load_settings("", kind, ["--settings", str(path)])

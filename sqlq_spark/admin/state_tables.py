@@ -69,7 +69,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class DivertedTotal:
-    """What a stream moved to its error queue, with all batches."""
+    """How many messages a stream moved to its error queue, in all its batches."""
 
     queries: frozenset[str]  # Spark's queries that ran the stream
     messages: int
