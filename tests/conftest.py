@@ -64,9 +64,9 @@ class Database:
 class Place(Database):
     """A test's own corner of the database."""
 
-    url: str  # of an ordinary login, as which our sessions and the endpoints connect
+    url: str  # for an ordinary login, by which our sessions and the endpoints connect
     superuser: str  # the url of a superuser, as which `sql` runs
-    schema: str  # for queues; exists
+    schema: str  # a schema for queues, which exists
     state: str  # the name of a schema for state tables; a test that needs it creates it
     connection: psycopg.Connection[tuple[Any, ...]]
 

@@ -142,7 +142,7 @@ WHOLE = b"QX"  # kinds of messages: a query in one message, and the end of the s
 REFUSED = "transaction blocks not allowed in statement pooling mode"
 # what PgBouncer says to a client that brings settings of its own
 STRANGE = "unsupported startup parameter: options"
-IDLE = b"I"  # of ReadyForQuery: no transaction is open
+IDLE = b"I"  # the state in ReadyForQuery: no transaction is open
 
 
 def message(stream: BufferedReader) -> bytes:

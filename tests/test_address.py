@@ -152,7 +152,7 @@ def test_any_text_is_an_address_or_refused_with_its_reason(text: str) -> None:
             assert error.text == text  # noqa: PT017
         else:
             assert replace(parse(write(address)), schema=None) == replace(address, schema=None)
-    assert ", ".join(split_canonical(text)) == text  # of a stream's row nothing is lost
+    assert ", ".join(split_canonical(text)) == text  # nothing of a list in a stream's row is lost
     with suppress(BadAddress):
         assert all(POSTGRESQL.split_list(text))
 

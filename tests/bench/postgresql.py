@@ -68,7 +68,7 @@ def uri(server: str, database: str) -> str:
     return f"postgresql://{user}:{password}@{host}:{parts.get('port') or 5432}/{database}"
 
 
-@cache  # so that it stays open from round to round
+@cache  # cached, so that the connection stays open from round to round
 def _connect(url: str) -> psycopg.Connection[tuple[Any, ...]]:
     return psycopg.connect(url)
 

@@ -54,7 +54,7 @@ class Stand:
     """One bench, set up."""
 
     database: Database
-    messages: int  # in one batch, one read, one write
+    messages: int  # how many one batch, one read and one write have
     folder: Path
     pool: ProcessPoolExecutor  # for lines without Spark that need both cores
     _numbers: Iterator[int]

@@ -350,7 +350,7 @@ def test_no_role_reads_or_forges_what_is_not_its_own(run: Run, place: Place) -> 
     refuses(reader, *FORGERIES, "SELECT FROM sqlqueue.trail")
     refuses(reader, RECEIPT.format(", login", ", 'x'"), "UPDATE sqlqueue.receipt SET login = 'x'")
     refuses(reader, "SELECT nextval('\"Shop.Orders_seq_seq\"')")
-    execute(reader, 'SELECT last_value FROM "Shop.Orders_seq_seq"')  # where availableNow ends
+    execute(reader, 'SELECT last_value FROM "Shop.Orders_seq_seq"')  # as availableNow does
     execute(reader, RECEIPT.format("", ""))
     put(place, QUEUE)
 

@@ -48,7 +48,7 @@ CREATE TRIGGER broken BEFORE INSERT ON {queue} FOR EACH ROW EXECUTE FUNCTION {sc
 @pytest.fixture(autouse=True)
 def _may_make_roles(place: Place, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the command as a superuser: another login may not check what roles are for."""
-    del run  # which sets the url of an ordinary login
+    del run  # not needed itself: it sets the url of an ordinary login
     monkeypatch.setenv("SQLQUEUE_URL", place.superuser)
 
 

@@ -27,7 +27,7 @@ class Environment:
 
     name: str
     python: str
-    pins: list[str]  # all others as the resolver chooses
+    pins: list[str]  # requirements for pip, which chooses all other versions
     folder: Path = Path()
 
     @property

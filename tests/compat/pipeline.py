@@ -136,6 +136,6 @@ def killed_and_refreshed(pipeline: Pipeline) -> None:
     said = pipeline.run("--full-refresh", "orders")
 
     assert sorted(landed(pipeline.folder / "warehouse" / "orders")) == numbered(450, 460)
-    # of the lost checkpoint
+    # the receipts of the lost checkpoint
     assert 50 in pipeline.rows(f"{RECEIPTS} GROUP BY stream", "sum(messages)::int")
     assert "lie in receipts of other streams" in said

@@ -312,7 +312,7 @@ def test_a_sequence_that_was_never_used_ends_no_run(bench: Bench) -> None:
 def test_the_highest_seq_there_is_does_not_stop_a_stream(bench: Bench, *, frozen: bool) -> None:
     """A row that another client put there stays. The others are received."""
     dba = bench.dotnet.dba
-    dba.on(bench.queue, dba.shapes.otherwise["another order"])  # with room for such a number
+    dba.on(bench.queue, dba.shapes.otherwise["another order"])  # a type that holds this number
     dba.do("put_at", bench.queue, seq=2**63 - 1)
     sent = send(bench, 3)
     loop = bench.stream_driver()

@@ -73,7 +73,7 @@ class DotNet(ABC):
     """An endpoint and its DBA, on one database."""
 
     url: str
-    schema: str  # of the queues
+    schema: str  # the schema of the queues
     state: str  # schema of the state tables
     connection: Any  # commits each statement, unless a transaction was begun
 

@@ -54,7 +54,7 @@ SELECT gen_random_uuid(), '{{"NServiceBus.MessageId":"m-' || number || '"}}',
   FROM generate_series(%s::int, %s::int) AS number
 """
 NUMBERS = "SELECT substr(headers::json->>'NServiceBus.MessageId', 3)::int FROM {name}.{table}"
-THREADS = r'(?s)"(?:stream execution|Thread-)[^"]*" .{1500}'  # of a dump
+THREADS = r'(?s)"(?:stream execution|Thread-)[^"]*" .{1500}'  # threads in a dump of the JVM
 # a lost session, whatever the server or the line says of it
 LOST = (
     psycopg.OperationalError,
@@ -113,7 +113,7 @@ class Round:
     folder: Path
     rng: Random
     sink: str
-    streams: int  # on one queue, each with a checkpoint of its own
+    streams: int  # how many read the queue, each with a checkpoint of its own
     figures: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)

@@ -33,7 +33,7 @@ HOSTS = ("127.0.0.1", "127.0.0.2")
 DEPLOY = "org.apache.spark.deploy"
 # If the test process is killed, its end of the pipe closes. Then this shell kills the JVM.
 WATCHED = ["/bin/sh", "-c", '"$@" & cat >/dev/null; kill -9 $!', "sqlq-watched"]
-MASTER = rf"spark://{HOSTS[0]}:\d+"  # in its log, with the port that it got
+MASTER = rf"spark://{HOSTS[0]}:\d+"  # its url in its log, with the port that it got
 PATIENCE = 300.0  # seconds, for a start or an order on a busy machine
 SETTINGS = {
     "spark.decommission.enabled": "true",

@@ -55,7 +55,8 @@ def witnessed(stream: dict[str, Any], frame: DataFrame) -> DataFrame:
         partition, attempt = context.partitionId(), context.attemptNumber()
         batch = context.getLocalProperty("streaming.sql.batchId")
         if not open_notes:
-            host = os.environ["SPARK_LOCAL_IP"]  # of the worker that started our executor
+            # the address of the worker that started this executor
+            host = os.environ["SPARK_LOCAL_IP"]
             note = Path(f"{notes}/{batch} {partition} {attempt} {host} seen")
             open_notes.append(note.open("w", buffering=1))
         open_notes[0].write(f"{message}\n")

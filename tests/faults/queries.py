@@ -50,7 +50,7 @@ class Sink:
     kind: Kind
     options: SinkOptions | None
     batches: dict[tuple[str, int], list[bytes]] = field(default_factory=dict)  # of a table
-    keys: dict[bytes, Key] = field(default_factory=dict)  # by which receipt a message came
+    keys: dict[bytes, Key] = field(default_factory=dict)  # message → the receipt by which it came
 
 
 @dataclass(eq=False)

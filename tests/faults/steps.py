@@ -53,7 +53,7 @@ class Work:
 
     at = ""  # the statement before which the work has stopped
     site = ("", 0)  # file and line of the code that runs this statement
-    pid = 0  # of its session with the server
+    pid = 0  # the server's process id for its session
     order: Order = "go"
     blocked = done = dead = committed = False
     result: Any = None

@@ -61,10 +61,10 @@ ELSEWHERE = {
     *("send.subscriptions.subscribe", "send.subscriptions._replace"),  # touch no message
     "send.subscriptions.unsubscribe",
 }
-DEATHS = 8  # of one process in a trip
+DEATHS = 8  # how often one process dies in a trip at most
 LIFE = 10**8  # milliseconds
 TOPIC = "Shop.Billed"
-# where messages of a kind are in the end
+# kind of message → where it is in the end
 ENDS = {
     "home": "atomic",
     **dict.fromkeys(["poison", "large", "nowhere", "undeliverable"], "error"),

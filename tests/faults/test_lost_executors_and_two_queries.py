@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from spark.stand import Queue
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults]
-HOLD = 100  # of a task's 1,000 rows
+HOLD = 100  # the row at which a task waits, of 1,000
 
 
 @pytest.fixture(scope="module")

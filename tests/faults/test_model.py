@@ -239,7 +239,7 @@ def new_always(*_: object) -> bool:
 def test_the_model_finds_a_message_that_is_lost_without_a_rule(
     world: World, monkeypatch: pytest.MonkeyPatch, rule: str, lacking: Callable[..., object]
 ) -> None:
-    """A second run of what was found may differ by who gets a lock, so it may be flaky."""
+    """When hypothesis repeats the example, locks may go to others. Then it calls it flaky."""
     monkeypatch.setattr(receiving, rule, lacking)
 
     with pytest.raises((Lost, FlakyFailure)) as found:

@@ -48,7 +48,7 @@ EMPTIED = (
 )
 INPUTS = ["orders", "invoices"]  # the queue of each source of a query
 HEARING = ["billing", "shipping"]  # the queues that get a copy of what is published
-HEADERS = {"poison": "[]", "large": '{"Note": "%s"}' % ("x" * 30_000)}  # of a kind of message
+HEADERS = {"poison": "[]", "large": '{"Note": "%s"}' % ("x" * 30_000)}  # by kind
 
 
 @lru_cache(maxsize=10_000)
@@ -94,8 +94,8 @@ class World:
         self.sinks: dict[Kind, Sink] = {}
         self.sent: dict[bytes, str] = {}  # body → kind
         self.hand: list[bytes] = []  # messages that a job will send
-        self.held: list[bytes] = []  # by the competitor, not committed
-        self.taken: list[bytes] = []  # by the competitor
+        self.held: list[bytes] = []  # messages that the competitor holds, not committed
+        self.taken: list[bytes] = []  # messages that the competitor has received
         self.dropped: list[bytes] = []
         self.expired = 0  # messages whose count went with a receipt
         self.owners: dict[str, Checkpoint] = {}  # stream → a checkpoint that knew it

@@ -325,9 +325,9 @@ class Team:
 
     name: str
     place: Place  # with its state schema
-    url: str  # as its login
+    url: str  # logs in as the team's login
     queue: str
-    connection: psycopg.Connection[Any]  # of its login
+    connection: psycopg.Connection[Any]  # a session of the team's login
 
     @property
     def state(self) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 POISON = "INSERT INTO {} (id, headers, body) SELECT gen_random_uuid(), '[]', 'poison'"
 PLANT = "INSERT INTO {} (id, headers, body, seq) SELECT gen_random_uuid(), '{{}}', 'planted', n"
-LARGEST = 2_147_483_647  # of the transport's seq
+LARGEST = 2_147_483_647  # the highest seq of the transport's type
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ class World:
     place: Place
     folder: Path
     spark: SparkSession
-    stack: ExitStack  # of what lasts until the end of all tests
+    stack: ExitStack  # closes at the end of all tests what lasts until then
     target: Any = None  # another queue or session
     job: str = ""
     moment: Callable[[], object] = bool

@@ -242,7 +242,7 @@ START = {
     "delayed": "1 2",
     "stream": "1 2",
     "query_reader": "1 2",
-    "receipt": "0",  # of an earlier task
+    "receipt": "0",  # the receipt of an earlier task
     "receipt_page": "0",
     "dispatch_log": "a b x y",
     "staging": "a b x",  # chunks of the sinks a and b, and one that was abandoned

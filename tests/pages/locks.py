@@ -17,7 +17,7 @@ from sqlq_spark.database.statements import FILES, sql
 # what a plain SELECT keeps on each
 DIALECTS = {"postgresql": "no row", "sqlserver": "keeps none"}
 ABSENT = "-"  # in place of the locks, if one dialect lacks the statement
-# for statements whose comments do not name locks: the first words that they contain
+# a word of a statement whose comment names no lock → its locks; the first match counts
 USUAL = {
     "INSERT|MERGE": "the rows it writes, until commit",
     "DELETE": "the rows it deletes, until commit",

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from .shop import Shop, Stream
 
 ORDERS, RECEIPTS = '"Shop.Orders"', "sqlqueue.receipt"
-STREAM = "8f14e45f-ceea-467f-a0d9-0d3f6d3b2c11"  # as the pages name one
+STREAM = "8f14e45f-ceea-467f-a0d9-0d3f6d3b2c11"  # the stream's id in the pages
 MESSAGE = "8f14e45f-ceea-467f-a0d9-0d3f6d3b2c12"
-# of a read: another value than the default
+# option of a read → a value that is not its default
 CHANGES = {
     "url": "{other}",
     "headersFormat": "json",

@@ -270,7 +270,7 @@ def test_the_code_of_the_page_of_failed_messages(spark: SparkSession, shop: Shop
     optional = {f"NServiceBus.ExceptionInfo.{each}" for each in ("Source", "StackTrace")}
     assert spark.read.format("delta").load(f"{shop.folder}/orders").count() == 3
     assert failed.keys() - returned.keys() == named - kept - optional
-    # of the error queue: ServiceControl has not asked for an answer
+    # the message of the error queue: ServiceControl has not asked for an answer
     assert shop.count("error", '"Shop.Orders.Delayed"') == [0, 1]
 
 

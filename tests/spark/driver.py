@@ -38,7 +38,7 @@ DELTA: dict[str, Any] = {
 }
 # a session on this machine alone, with little to do
 SMALL = {
-    "spark.databricks.delta.snapshotPartitions": "2",  # of small tables, not 50
+    "spark.databricks.delta.snapshotPartitions": "2",  # for small tables; the default is 50
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
