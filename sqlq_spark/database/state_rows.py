@@ -21,7 +21,7 @@ class Heartbeat:
 
     driver: str
     stream: str | None  # None if the process has no batch yet
-    name: str | None  # of Spark's query, or of the stream
+    name: str | None  # the name of Spark's query, or of the stream
     queue: str  # addresses; several are joined by ", "
     host: str
     process: int
