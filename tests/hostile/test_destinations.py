@@ -654,7 +654,7 @@ def forge(scene: Scene, queue: str) -> list[str]:
 
 
 def test_a_forged_receipt_runs_no_code_and_gets_no_message_into_a_queue(scene: Scene) -> None:
-    """A superuser returns it to the attacker's table or to a queue. Only --allow returns it."""
+    """A superuser cannot return it to the attacker's table or to a queue, except with --allow."""
     scene.arm()
     words = forge(scene, scene.shop.queue)
 
