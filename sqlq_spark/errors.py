@@ -663,7 +663,7 @@ class OwnerNotTrusted(TableRefused):
 
 
 class TableOfOther(TableRefused):
-    """A table named only by a header, or one of delayed messages, has not its queue's owner."""
+    """A table of delayed messages, or one named by a header, has another owner than its queue."""
 
     owner: str
     template = (

@@ -78,7 +78,7 @@ class QueueMetrics(StreamingQueryListener):
         self._counted: dict[Source, int] = {}  # the last batch whose counts were added
 
     def onQueryStarted(self, event: Any) -> None:  # noqa: ANN401 - classic and Connect differ
-        """Say that the query runs."""
+        """Export that the query runs."""
         query = str(event.id)
         self._names[query] = event.name or query
         self._set(query, "running", 1)
@@ -109,7 +109,7 @@ class QueueMetrics(StreamingQueryListener):
         self._note(query)
 
     def onQueryTerminated(self, event: Any) -> None:  # noqa: ANN401
-        """Say that the query has ended, and whether by an error."""
+        """Export that the query has ended, and whether by an error."""
         query = str(event.id)
         self._set(query, "running", 0)
         self._set(query, "failed", 0 if event.exception is None else 1)
@@ -123,7 +123,7 @@ class QueueMetrics(StreamingQueryListener):
         }
         known = self._queues.setdefault(source, set())
         known.update(waiting)
-        self._export_queues(query, known, waiting)  # nothing waits in one that is not reported
+        self._export_queues(query, known, waiting)  # nothing waits in a queue that is not reported
         last = report.get("lastBatch", {"batch": 0})
         if last["batch"] > self._counted.get(source, 0):
             self._counted[source] = last["batch"]

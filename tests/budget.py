@@ -24,7 +24,7 @@ CORE = {"errors", "wire", "options", "database", "receive", "send", "datasource"
 ROOT = Path(__file__).parents[1]
 SKIPPED = {"COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENDMARKER"}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-F_STRING = re.compile("(?i)[a-z]*f")  # before Python 3.12 a text like any other
+F_STRING = re.compile("(?i)[a-z]*f")  # before Python 3.12 its token is STRING
 
 
 def docstrings(text: str) -> set[tuple[int, int]]:

@@ -46,13 +46,13 @@ if archive := os.environ.get(shared_classes.VARIABLE):
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # A machine's own name need not have an address.
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-# A machine that stands still for 0.2 s in an example, or for 1 s in drawing it, proves nothing.
+# By default hypothesis fails a slow example, which on a busy machine is no fault of the code.
 settings.register_profile("slow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("slow")
 
 
 class Database:
-    """What has a connection that commits each statement."""
+    """Base of classes with a connection that commits each statement."""
 
     connection: psycopg.Connection[tuple[Any, ...]]
 
@@ -68,10 +68,10 @@ class Database:
 class Place(Database):
     """A test's own corner of the database."""
 
-    url: str  # of an ordinary login, as which our sessions and the endpoints connect
+    url: str  # for an ordinary login, by which our sessions and the endpoints connect
     superuser: str  # the url of a superuser, as which `sql` runs
-    schema: str  # for queues; exists
-    state: str  # for the state tables; only a name, whoever needs it installs there
+    schema: str  # a schema for queues, which exists
+    state: str  # the name of a schema for state tables; a test that needs it creates it
     connection: psycopg.Connection[tuple[Any, ...]]
 
     @property
@@ -83,7 +83,8 @@ class Place(Database):
 @pytest.fixture(scope="session")
 def server(sqlqueue_server: str) -> str:
     """Give the url of a PostgreSQL database, over TCP, for JDBC needs it."""
-    if VARIABLE not in os.environ:  # our own server; a test kills processes and no machine
+    # Our own server needs no fsync: tests kill processes, but never the machine.
+    if VARIABLE not in os.environ:
         with psycopg.connect(sqlqueue_server, autocommit=True) as connection:
             connection.execute("ALTER SYSTEM SET fsync = off")
             connection.execute("SELECT pg_reload_conf()")
@@ -186,7 +187,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what a database other than the given one runs."""
+    """Leave out the tests of databases that this run does not use."""
     out = {item for item in items if servers.of_another(item)}
     config.hook.pytest_deselected(items=[*out])
     items[:] = [item for item in items if item not in out]

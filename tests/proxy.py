@@ -137,12 +137,12 @@ def through(url: str, made: Door, *parameters: str, host: str = HOST) -> str:
 
 # ---------------------------------------------------------------- a transaction pooler
 
-WHOLE = b"QX"  # a query in one message; good-bye
-# what a pooler says to a begin that lends its sessions for a statement only
+WHOLE = b"QX"  # kinds of messages: a query in one message, and the end of the session
+# a pooler that lends a session for one statement only answers this to BEGIN
 REFUSED = "transaction blocks not allowed in statement pooling mode"
 # what PgBouncer says to a client that brings settings of its own
 STRANGE = "unsupported startup parameter: options"
-IDLE = b"I"  # of ReadyForQuery: no transaction is open
+IDLE = b"I"  # the state in ReadyForQuery: no transaction is open
 
 
 def message(stream: BufferedReader) -> bytes:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.wire.address import QueueAddress
 
-# of a Connection, those that run no statement
+# methods of a Connection that run no statement
 OTHERS = {"whole", "printed", "canonical", "identities", "close"}
 METHODS = {name for name in vars(database.Connection) if name[0] != "_"} - OTHERS
 

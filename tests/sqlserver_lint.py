@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Rule = Callable[["Text"], Iterator[str]]
 
-# of each only one; the server refuses READPAST with the first five
+# A table has at most one of these hints. The server refuses READPAST with the first five.
 ISOLATION = [
     *("HOLDLOCK", "SERIALIZABLE", "NOLOCK", "READUNCOMMITTED", "SNAPSHOT"),
     *("READCOMMITTED", "REPEATABLEREAD", "READCOMMITTEDLOCK"),
@@ -123,7 +123,7 @@ def output_has_its_columns(text: Text) -> Iterator[str]:
 
 
 def indexes_are_not_converted(text: Text) -> Iterator[str]:
-    """What is compared with an indexed column has its type, its collation and its clock."""
+    """A value that is compared with an indexed column has its type, collation and time zone."""
     # a value of OPENJSON is nvarchar
     yield from re.findall(r"(?:SELECT|DISTINCT|,)\s+value AS \w+", text.sql)
     yield from re.findall(r"(?:Expires|Due) \S+ (?!GETUTCDATE|@)\w+\(.*", text.sql)
@@ -178,7 +178,8 @@ def unions_have_a_collation(text: Text) -> Iterator[str]:
     """
     Each column of each branch has COLLATE. Otherwise two collations meet at ORDER BY.
 
-    Names of a database and of its server differ, and so do some columns of one view.
+    The server's names have another collation than the names of a database. Even columns of one
+    view have different ones.
     """
     for union in text.all("set_expression"):
         for branch in union.segments:

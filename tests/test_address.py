@@ -24,7 +24,7 @@ Parse = Callable[[str], QueueAddress]
 
 
 def names(*, utf8: int = 10_000, utf16: int = 10_000) -> st.SearchStrategy[str]:
-    """Any legal name of at most so many bytes or UTF-16 units."""
+    """Any legal name of at most `utf8` bytes and `utf16` UTF-16 units."""
     return st.text(CHARACTERS, min_size=1, max_size=128).filter(
         lambda name: len(name.encode()) <= utf8 and len(name.encode("utf-16-le")) <= 2 * utf16
     )
@@ -103,7 +103,7 @@ def test_any_address_is_read_back_as_it_was(
 
     whole = replace(sqlserver, schema=sqlserver.schema or "dbo", catalog=sqlserver.catalog or "s")
     text = SQLSERVER.canonical_address(whole)
-    if "@" in whole.table and "@[" in f"[{whole.table}":  # nor could the transport read it
+    if "@" in whole.table and "@[" in f"[{whole.table}":  # the transport fails on it too
         with pytest.raises(BadAddress):
             SQLSERVER.parse_address(text)
     else:
@@ -152,7 +152,7 @@ def test_any_text_is_an_address_or_refused_with_its_reason(text: str) -> None:
             assert error.text == text  # noqa: PT017
         else:
             assert replace(parse(write(address)), schema=None) == replace(address, schema=None)
-    assert ", ".join(split_canonical(text)) == text  # of a stream's row nothing is lost
+    assert ", ".join(split_canonical(text)) == text  # nothing of a list in a stream's row is lost
     with suppress(BadAddress):
         assert all(POSTGRESQL.split_list(text))
 

@@ -71,7 +71,7 @@ def conditions(column: tuple[str], values: st.SearchStrategy[Any]) -> st.SearchS
 def test_what_is_selected_and_left_to_spark_is_what_was_asked(
     asked: list[Any], rows: list[tuple[int, str]]
 ) -> None:
-    """A row is selected and passes the rest exactly if it passes all that was asked."""
+    """The selection and the filters that Spark applies accept the same rows as all filters."""
     wanted, left = ALL, []
     for kind, column, value in asked:
         wanted, done = wanted.narrow(getattr(filters, kind)(column, value))

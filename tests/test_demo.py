@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DEMO = [sys.executable, "-m", "sqlq_spark", "demo"]
-# of its two kills, as each start of Spark takes ten seconds
+# leaves out one of the demo's two kills, as each start of Spark takes ten seconds
 KILLED_ONCE = """
 from sqlq_spark import demo
 from sqlq_spark.cli.main import main
@@ -182,7 +182,7 @@ def test_a_server_syncs_to_disk_and_every_login_needs_the_password() -> None:
             assert one(server.url, "SELECT a FROM t") == 7
 
     assert left(server.home) == []
-    assert server.port < 32_768  # the first that Linux gives a client
+    assert server.port < 32_768  # Linux gives clients ports from there on
 
 
 @pytest.mark.faults
@@ -206,7 +206,7 @@ def test_nothing_is_left_of_a_killed_owner_but_kept_data(folder: Path) -> None:
         with refused, embedded.run_server(folder):
             pass
         assert one(server.url, "SELECT a FROM t") == 7
-    assert f":{server.password}@" in url  # that of the last owner
+    assert f":{server.password}@" in url  # the password of the last owner
     assert left(server.home) == []
     assert [child.name for child in folder.iterdir()] == ["postgresql"]
     assert (folder / "postgresql").stat().st_mode & 0o777 == 0o700

@@ -19,7 +19,7 @@ from sqlq_spark.datasource import sized
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-# in the environment that is there: an isolated one would fetch the backend
+# builds in this environment, because an isolated build would download setuptools
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_{}(sys.argv[-1])"
 
 

@@ -104,7 +104,7 @@ def test_no_argument_of_a_log_line_writes_a_line_of_its_own(
     ],
 )
 def test_a_line_break_in_quotes_ends_no_statement(fix: str, lines: list[str]) -> None:
-    """Quotes are those of databases and shells. One that is not closed stays one line."""
+    """Quotes of databases and of shells count. An unclosed quote stays one line."""
     found = Finding(name="x", severity="error", found="x", fix=fix)
 
     assert found.fix_lines == lines

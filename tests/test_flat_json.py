@@ -44,7 +44,7 @@ PIECES = st.lists(
 ).map("".join)
 
 
-# the last two: without white space, and in lines with other letters in hex
+# by three writers: ours; without white space; on several lines, and ASCII only
 WRITTEN = OBJECTS.map(wire.dumps)
 WRITTEN |= OBJECTS.map(partial(json.dumps, ensure_ascii=False, separators=(",", ":")))
 WRITTEN |= OBJECTS.map(partial(json.dumps, indent=2))
@@ -136,7 +136,7 @@ def test_a_name_of_50_000_characters_is_read_and_a_longer_one_is_poison() -> Non
 
 
 def test_a_text_of_marks_alone_takes_little_memory() -> None:
-    """Each of 20 million places would take 8 bytes, several times; the rows beside it are read."""
+    """Such a text is parsed without arrays of its 20 million marks. Other rows are read."""
     for mark in '"\\\n':
         texts = column('{"a":"b"}', mark * 20_000_000)
 
@@ -175,7 +175,7 @@ ROWS = st.lists(st.fixed_dictionaries(ROW), max_size=8)
 def test_what_spark_gets_is_what_the_row_holds(
     rows: list[dict[str, Any]], offset: int, some: set[str]
 ) -> None:
-    """Column by column, whichever are read, of a slice as of a whole; poison gives no header."""
+    """This holds for any choice of columns, and for a slice. Poison gives no header."""
     expected = []
     for row in rows[offset:]:
         headers = read_strictly(row["headers"])

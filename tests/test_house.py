@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).parent.parent
-MOST_LINES = 45  # of a function's code, without its docstring and comments
+MOST_LINES = 45  # lines of code in a function, without docstring and comments
 DIALECTS = ("postgresql", "sqlserver")
 # each module that logs has its own logger, and each program its own start
 EVERYWHERE = {"log", "main"}

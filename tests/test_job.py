@@ -142,7 +142,7 @@ def test_no_secret_is_shown(tmp_path: Path) -> None:
 
         assert "s3cret" not in str(said) + repr(replace(made, source={}))
         assert sorted(name for name in said if "***" in said[name]) == ["password", "source", "url"]
-        # of a url that is not plain no part is shown
+        # no part of an unusual url is shown
         assert ("localhost" in said["url"]) == (url not in SECRETS[1:3])
         wrong = f'url = ["{url}", [{{ url = "{url}" }}]]\npassword = ["s3cret"]\n'
         error = refused("--settings", file(tmp_path, wrong))
@@ -212,7 +212,7 @@ def test_no_character_of_the_totals_ends_a_job(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_settings_in_conf_fit_their_job() -> None:
-    """Each one is there, maybe as a comment, except login and log level. Delta's version fits."""
+    """A file has all settings but login and log level, some as comments, and the Delta release."""
     for name in JOBS:
         path, kind = ROOT / "conf" / f"{name}.toml", module(name).main.kind
         made, _ = job_settings.load_settings("", kind, ["--settings", str(path)])
@@ -299,7 +299,7 @@ def test_a_schema_of_a_file_and_where_failures_go(tmp_path: Path) -> None:
 
 @drawn(st.text(st.characters(exclude_categories=[]), max_size=300))
 def test_a_name_of_a_table_is_harmless(message_type: str) -> None:
-    """It is short, has letters, digits and underscores, and is not the name of the rest."""
+    """It is short, has letters, digits and underscores, and is not `other`."""
     name = table_name(message_type)
 
     assert re.fullmatch(r"[a-z0-9_]{8,69}", name)

@@ -132,8 +132,8 @@ NAMES = get_args(StatementName)
 POSTGRESQL, SQLSERVER = postgresql.STATEMENTS, sqlserver.STATEMENTS
 SHARED = [name for name in NAMES if name in POSTGRESQL and name in SQLSERVER]
 BRACES = re.compile(r"\{(\w+)\}")
-ROLES = {"queue", "delayed", "errors", "subscriptions", "table"}  # of tables
-# for `role_escaped`; and of the head of the script, whose check of the database is elsewhere there
+ROLES = {"queue", "delayed", "errors", "subscriptions", "table"}  # words for tables
+# words of SQL Server's statements, which PostgreSQL's have in another form or elsewhere
 WORDS = {"role_name", "database", "database_escaped"}
 
 
@@ -142,7 +142,7 @@ def test_a_call_gives_what_its_statement_takes() -> None:
     for name in SHARED:
         named = {*BRACES.findall(POSTGRESQL[name])}
         given = {*postgresql.PARAMETER.findall(POSTGRESQL[name])}
-        given |= {"bytes"} if name == "browse" else set()  # on PostgreSQL the connection keeps it
+        given |= {"bytes"} if name == "browse" else set()  # PostgreSQL's text has no @bytes
         roles = {word.removesuffix("_escaped") for word in named} | ({"table_name"} & given)
         tables = {role: QueueAddress(role) for role in ROLES if role in roles}
         if "table_name" in given:

@@ -75,7 +75,7 @@ def test_retries_have_no_line_without_a_message() -> None:
 
 
 def test_a_record_has_the_fields(caplog: pytest.LogCaptureFixture) -> None:
-    """They are those of the thread's batch."""
+    """The fields hold the query and the batch that `name_batch` set in the thread."""
     name_batch("nightly", 3)
     log.warning("text")
     name_batch(None)

@@ -118,7 +118,7 @@ def test_the_end_of_a_query_is_exported(file: File, exception: str | None, faile
 
 
 def test_a_query_without_a_name_has_its_id(file: File) -> None:
-    """A name in a message's place cannot begin a new line of the file."""
+    """A line break in a queue's name begins no new line of the file."""
     file.listener.onQueryProgress(progress(report(name="a\nb"), name=None))
 
     [found] = [labels for name, labels, _ in file.samples() if name == "backlog"]

@@ -97,7 +97,7 @@ REFUSED: list[tuple[Any, dict[str, str], type[Exception], str]] = [
     (SinkOptions, {**TXN, "stateSchema": "x\udcff"}, BadOption, "option stateSchema is "),
     (SinkOptions, {**TXN, "messageType": "\udcff"}, BadOption, "option messageType is "),
     (SourceOptions, {"queue": ""}, MissingOption, "option queue is missing: give a queue's name"),
-    # who wrote the url in CREATE TABLE has given one, but Spark passed none on
+    # The user may have given a url in CREATE TABLE, which Spark does not pass on.
     (SourceOptions, {"url": ""}, MissingOption, r"option url is missing: .*WITH \(url '…'\)"),
     (SourceOptions, {"MESSAGETYPE": "x"}, MisplacedOption, "option messageType has no .* a read"),
     (SinkOptions, {"headersFormat": "map"}, MisplacedOption, "headersFormat has no .* a write"),

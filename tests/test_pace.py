@@ -115,7 +115,7 @@ def test_no_plan_is_above_a_limit_no_task_without_work_and_no_queue_left_out(
         if allowed.max_bytes is not None and messages > 1:
             weight = sum(plan.messages * queue.bytes_each for plan, queue in asked)
             assert weight <= (allowed.max_bytes + (0 if alone else len(asked))) * (1 + 1e-9)
-        if alone and asked and asked[0][0].tasks > 1:  # each is worth its start
+        if alone and asked and asked[0][0].tasks > 1:  # each task is worth its start
             each = messages / asked[0][0].tasks
             enough = each * queues[0].bytes_each >= BYTES_PER_TASK * (1 - 1e-9)
             assert enough or each >= MESSAGES_PER_TASK
@@ -198,7 +198,7 @@ def test_a_look_starts_where_the_queue_started() -> None:
     assert (state.found, state.anchor) == (WAITING, 5)
     assert look(state, WAITING, now=29.0)[1] == [5]
     assert look(state, WAITING, now=30.0)[1] == [LOWEST_SEQ]
-    slow, _ = look(PeekState(), WAITING, took=2.0)  # seldom: fifty times what it took
+    slow, _ = look(PeekState(), WAITING, took=2.0)  # the pause is 50 times as long as the look
     assert look(slow, WAITING, now=99.0)[1] == [5]
     assert look(slow, WAITING, now=100.0)[1] == [LOWEST_SEQ]
     # what was asked for was received, so only dead rows are before its end

@@ -98,7 +98,7 @@ def test_rows_of_any_slice_and_any_chunks_come_back(
 
 
 FORGED = [
-    # offsets that reach outside, are negative, fall, or are none
+    # offsets that reach outside, are negative, decrease, or are too few
     *(payload((8, ends(*values))) for values in ((0, 1, 4000), (0, -4000, 3), (0, 3, 1), (0, 3))),
     *(payload((8, None)), payload((11, SEQS * 2)), payload((6, b"\xff\xfe{}"))),
     *(forged([(2, [*GOOD, b"x"])]), forged([(2, GOOD[:-1])])),

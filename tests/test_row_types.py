@@ -71,7 +71,7 @@ def is_read(call: ast.Call) -> bool:
 
 
 def resolve(named: str) -> type:
-    """Return the class that a module calls so."""
+    """Return the class that a name means in a module."""
     module, _, name = named.removesuffix(".__init__").partition(":")
     found: Any = import_module(module.removesuffix(".__init__"))
     for part in name.split("."):

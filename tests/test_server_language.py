@@ -81,7 +81,7 @@ class Stand:
     """A server, and a login in a database of its own there."""
 
     dba: psycopg.Connection[Any]
-    url: str  # of the login
+    url: str  # the url of the login
     login: str
 
 
@@ -156,7 +156,7 @@ def work_in_other_state(connection: Connection) -> None:
     connection.run("version")
 
 
-ROLES = ("queue", "errors", "delayed", "subscriptions")  # of tables, in all statements
+ROLES = ("queue", "errors", "delayed", "subscriptions")  # words in braces that stand for tables
 
 
 def make_queue(schema: str) -> Callable[[Connection], object]:

@@ -172,7 +172,7 @@ def test_a_planted_fault_is_found(rule: str, name: str, old: str, new: str) -> N
     assert list(check(Text(broken))) != []
 
 
-# ---------------------------------------------------------------- what it says
+# ---------------------------------------------------------------- facts of the server
 
 AZURE = r"SERVERPROPERTY\(N'EngineEdition'\) IN \(5, 12\) AND 1 IN \(HAS_PERMS_BY_NAME\(QUOTENAME\("
 NEWER = r"N'VIEW SERVER PERFORMANCE STATE'.*N'VIEW DATABASE PERFORMANCE STATE'"
@@ -393,7 +393,7 @@ def weighed_rows(sizes: list[int]) -> list[calls.Weight]:
 def test_a_step_is_never_larger_than_its_limits_and_one_message(
     sizes: list[int], messages: int, most: int
 ) -> None:
-    """This holds if all were committed unweighed. What is too large does not count."""
+    """It holds even if all rows were committed after the weighing. Too large ones do not count."""
     weighed = weighed_rows(sizes)
     step = calls.cut_step(weighed, messages=messages, most=most, largest=LARGEST)
 
@@ -410,7 +410,7 @@ def test_a_step_is_never_larger_than_its_limits_and_one_message(
 def test_a_message_with_large_headers_is_passed_over_and_not_counted(
     sizes: list[int], messages: int
 ) -> None:
-    """The server says which messages are too large, whatever their own size is."""
+    """The server marks the messages that are too large. A mark counts also for a small message."""
     rows = [calls.Weight(at, size % 1000, is_large=size > LARGEST) for at, size in enumerate(sizes)]
     step = calls.cut_step(rows, messages=messages, most=1 << 40, largest=LARGEST)
 
@@ -427,7 +427,7 @@ def test_messages_of_one_size_fill_a_step(size: int, count: int, most: int) -> N
 
 
 def test_the_ends_of_a_step() -> None:
-    """Nothing waits, each page of many may count as a lock, or a seq is below 0."""
+    """Nothing waits, large values count as a lock for each of their pages, or a seq is below 0."""
     rows = [calls.Weight(at, 9 * calls.PAGE, is_large=False) for at in range(2000)]
     pages = calls.cut_step(rows, messages=2000, most=1 << 40, largest=1 << 40)
     below = calls.cut_step([calls.Weight(-1, 1, is_large=False)], messages=1, most=1, largest=1)
@@ -580,7 +580,7 @@ def test_the_script_parses_and_creates_all_in_one_batch() -> None:
 
 
 def test_the_script_does_nothing_in_another_database_than_its_own() -> None:
-    """Without a name it runs anywhere but in the server's own. Its head tells sqlcmd of UTF-8."""
+    """If it names no database, it runs in all but the system databases. It states its encoding."""
     own, any_of_users = (made(database=name)[0] for name in ("O'Brien 1", None))
 
     assert own.startswith('-- Run this by `sqlcmd -b -I -f 65001 -d "O\'Brien 1"` as')

@@ -188,7 +188,7 @@ def test_a_token_may_be_refused_during_a_failover(
 
 
 def test_a_queues_name_cannot_pass_for_an_error() -> None:
-    """The sentence counts from its beginning."""
+    """A sentence is recognised only by its beginning, where no name stands."""
     name = "Lock request time out period exceeded (1222) [x]"
     said = read_error(Mssql("Base table or view not found", f"Invalid object name 'dbo.{name}'."))
 

@@ -161,7 +161,7 @@ def test_azure_gives_a_token_for_sql_server(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_next_driver_is_tried_where_one_cannot_be_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is missing of each is told where none is left."""
+    """If none can be loaded, the error says what is missing for each."""
     made = Driver(open=lambda *_: "connected", errors=(ValueError,))
     monkeypatch.setattr(drivers, "import_driver", Mock(side_effect=drivers.NotHere("no libodbc")))
     with pytest.raises(errors.MissingDriver, match="pyodbc: no libodbc; mssql-python: no libodbc"):
@@ -191,7 +191,7 @@ def test_the_driver_that_reports_numbers_comes_first(query: str, names: str) -> 
 
 
 def test_pyodbc_binds_no_legacy_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A database of a UTF-8 collation refuses ntext, which a long text would be by itself."""
+    """A database with a UTF-8 collation refuses ntext, pyodbc's default type for a long text."""
     name = drivers.ODBC[0]
     sizes: list[Any] = []
     module = SimpleNamespace(

@@ -43,7 +43,7 @@ def test_two_processes_of_xdist_share_nothing(
     """The plugin imports nothing heavy. Each test has a database, and none is left."""
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv(VARIABLE, server)
-    pytester.makeini("[pytest]")  # else a file above this folder counts
+    pytester.makeini("[pytest]")  # otherwise pytest would use a file above this folder
     pytester.makeconftest(
         "import sys\n"
         "heavy = {'pyspark', 'pyarrow', 'numpy', 'adbc_driver_manager'}\n"

@@ -45,7 +45,7 @@ selftest.LARGE_ROWS, selftest.MEASURED, selftest.FILLED = 1000, 1000, 100
 sys.argv[0] = "sqlqueue"
 sys.exit(main())
 """
-# an address, and the table that a failure's header names
+# an address → the table that `failure` finds in it
 TABLES = {
     "shop/Orders": "Orders",
     '"a/b"/"Shop ""Orders"""': 'Shop "Orders"',

@@ -72,7 +72,7 @@ def test_each_environment_of_the_compatibility_run_has_its_python() -> None:
 
 
 def test_the_linters_before_a_commit_are_those_of_ci() -> None:
-    """They are started by the same words, and so are those of the workflow."""
+    """The hook, `.ci/run` and the workflow start them by the same commands."""
     settings = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))
     hooks = {each["entry"] for part in settings["repos"] for each in part["hooks"]}
     ci = (ROOT / ".ci" / "run").read_text("utf-8").splitlines()

@@ -21,9 +21,9 @@ def until(
     told: Callable[[], object] = str,
 ) -> T:
     """
-    Look again and again until what is `wanted` is seen, or anything true; return it.
+    Call `look` until it returns what is `wanted`, by default any true value. Return that value.
 
-    The last look begins after the seconds. The error also says what `told` gives, as a log's end.
+    The last call begins after `seconds`. The error also has the text of `told`, as a log's end.
     """
     end = time.monotonic() + seconds
     while True:

@@ -36,7 +36,7 @@ class QueueTable:
     schema_name: str
     table_name: str
     messages: int  # an estimate
-    bytes: int  # of the table and its indexes
+    bytes: int  # the size of the table and its indexes
 
     @property
     def address(self) -> QueueAddress:
@@ -50,7 +50,7 @@ class Depth:
     queue: str = ""  # its address for people; not a column of the statement
     messages: int  # how many, including expired ones
     expired: int | None  # how many; None if `messages` is an estimate
-    bytes: int  # of the table and its indexes
+    bytes: int  # the size of the table and its indexes
     first: int | None  # the lowest seq; None if no message waits
     last: int | None  # the highest seq
     estimated: bool = False  # whether `messages` is an estimate of the server's statistics
@@ -62,7 +62,7 @@ class Delayed:
 
     messages: int
     due: int | None  # how many messages should be moved now; None if the time zone is not known
-    bytes: int  # of the table and its indexes
+    bytes: int  # the size of the table and its indexes
     estimated: bool = False  # whether `messages` is an estimate of the server's statistics
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Texts = tuple[str | None, ...]
 
-MOST = 20_000  # of how many messages of an error queue the headers are read
+MOST = 20_000  # how many messages of an error queue are read, without their bodies
 # How many messages one statement reads. Their headers have at most 64 MB, because each is cut at
 # 65,536 characters.
 PAGE = 1_000

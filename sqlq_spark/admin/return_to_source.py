@@ -92,7 +92,7 @@ class Failed:
     message_id: str | None
     failed_queue: str | None  # the header FailedQ; None or empty if it is missing
     exception: str | None  # the full name of its type
-    time: str | None  # of the failure, as the header has it
+    time: str | None  # the time of the failure, as the header has it
 
 
 @dataclass(frozen=True, kw_only=True)

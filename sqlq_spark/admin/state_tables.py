@@ -23,7 +23,7 @@ class Stream:
     """A row of `streams`. Each checkpoint has its own stream."""
 
     stream: str
-    name: str | None  # of Spark's query, or of the stream
+    name: str | None  # the name of Spark's query, or of the stream
     queue: str  # addresses; several are joined by ", "
     host: str | None  # the host and the process that run it, or did so last
     process: int | None
@@ -31,7 +31,7 @@ class Stream:
     batch: int  # the number of the last acknowledged batch
     messages: int  # how many, in all acknowledged batches
     expired: int
-    diverted: int  # to an error queue
+    diverted: int  # how many went to an error queue
     forwarded: int
     created: datetime
     seen: datetime
@@ -69,7 +69,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class DivertedTotal:
-    """What a stream moved to its error queue, with all batches."""
+    """How many messages a stream moved to its error queue, in all its batches."""
 
     queries: frozenset[str]  # Spark's queries that ran the stream
     messages: int

@@ -167,7 +167,7 @@ class ShownMessage:
     exception: str | None  # the last part of the type's name, which `retry --exception` takes
     endpoint: str | None  # which endpoint failed
     expires: datetime | None
-    size: int  # of the body
+    size: int  # bytes of the body
     body: str | None  # its beginning
 
 

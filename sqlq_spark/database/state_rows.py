@@ -11,7 +11,7 @@ from datetime import datetime  # noqa: TC003 - the types of a row are read at ru
 
 from sqlq_spark.errors import clean
 
-# A stream is gone if it was silent for so many seconds: four intervals of its heartbeats.
+# A stream is gone if it was silent for this many seconds: four intervals of its heartbeats.
 LONGEST_SILENCE = 40.0
 
 
@@ -21,7 +21,7 @@ class Heartbeat:
 
     driver: str
     stream: str | None  # None if the process has no batch yet
-    name: str | None  # of Spark's query, or of the stream
+    name: str | None  # the name of Spark's query, or of the stream
     queue: str  # addresses; several are joined by ", "
     host: str
     process: int

@@ -213,7 +213,7 @@ class BatchWriter(Writing, DataSourceArrowWriter):
         Delete what the failed write has staged.
 
         Without txnAppId the write is never tried again, and tasks of it that still run can stage
-        nothing more. With txnAppId they can. A later dispatch of the name deletes that.
+        nothing more. With txnAppId they can stage more, which a later dispatch of the name deletes.
         """
         self.discard(self.sink, self.sink_batch, final=self.options.txn_app_id is None)
 

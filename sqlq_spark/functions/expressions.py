@@ -115,7 +115,7 @@ def full_names(text: Column) -> Column:
 def as_json(headers: Mapping[str, object]) -> Column:
     """Return headers as JSON text. A header that is null is left out."""
     fields = (F.lit(value).alias(name) for name, value in headers.items() if value is not None)
-    # A struct is faster than a map without nulls, also on the way through Arrow into the sink.
+    # A struct is faster than a map whose nulls are removed, also if the way into the sink counts.
     return F.to_json(F.struct(*fields), {"ignoreNullFields": "true"})
 
 
@@ -150,7 +150,7 @@ def sent_on(
         names = (*added, wire.RETRIES, wire.FL_RETRIES)
         prefixes = (wire.EXCEPTION_INFO,)
     if names or prefixes:
-        if json:  # a name that is in the text twice is also in the map twice
+        if json:  # the map keeps both values of a repeated name
             text = F.coalesce(F.nullif(headers, F.lit("")), F.lit("{}"))
             headers = F.from_json(text, "map<string,string>", STRICT)
         kept = F.map_filter(

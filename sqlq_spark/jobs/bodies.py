@@ -38,7 +38,7 @@ HUGE = "([0-9.][eE])([+-]?[0-9]{4})"
 # SQL expressions: the body as text without a byte order mark, and whether it is UTF-8.
 TEXT = "ltrim('\ufeff', CAST(body AS STRING))"
 UTF8 = "is_valid_utf8(CAST(body AS STRING))"
-# SQL expression: whether the body, as the elements of an array, is at most one JSON value.
+# SQL expression: whether the body between brackets begins with a JSON array of one element.
 ONE_VALUE = f"{UTF8} AND json_array_length(concat('[', {TEXT}, ']')) = 1"
 
 

@@ -617,7 +617,7 @@ class StreamDriver:
                 )
 
 
-# ---------------------------------------------------------------- what it asks the machine
+# ---------------------------------------------------------------- what a driver asks the machine
 
 
 def is_below_local_spark() -> bool:
@@ -634,7 +634,7 @@ def is_below_local_spark() -> bool:
     return re.search(LOCAL_MASTER, words) is not None
 
 
-# ---------------------------------------------------------------- what it asks the database
+# ---------------------------------------------------------------- what a driver asks the database
 
 
 def find(connection: Connection, queue: QueueAddress, question: Question) -> Found:

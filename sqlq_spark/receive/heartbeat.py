@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("sqlq_spark")
 
 INTERVAL = 10.0  # seconds between two heartbeats of a process
-PATIENCE = 1.2  # the thread writes if no call of Spark has written for so many intervals
+PATIENCE = 1.2  # the thread writes if no call of Spark has written for this many intervals
 LOCK_WAIT = 1.0  # seconds that a heartbeat waits for a lock
 LONGEST_HOST = 255  # characters
 FAILED = (

@@ -43,7 +43,7 @@ _WARM = 10.0  # seconds that the idle stream runs before it is measured
 
 
 def receiving(stand: Stand, most: int, path: str | None = "orders", **options: Any) -> DataFrame:
-    """Rows of a stream, with batches of so many messages and headers as text."""
+    """Rows of a stream, with at most `most` messages in a batch, and headers as text."""
     source = stand.spark.readStream.format(stand.ours).option("url", stand.url)
     source = source.option("headersFormat", "json").option("maxMessagesPerTrigger", most)
     return source.options(**options).load(path)
@@ -108,7 +108,7 @@ def small_batches(stand: Stand) -> list[float]:
 
 
 def lock_and_look(stand: Stand) -> list[float]:
-    """What each receive transaction does to ask whose its queue is. Milliseconds each."""
+    """How long each receive transaction takes to check who owns its queue. Milliseconds each."""
     options, samples = SourceOptions.parse({"url": stand.url, "queue": "orders"}), []
     with Session(options, "bench") as session:
         for _ in range(SMALL_BATCHES):
@@ -120,7 +120,7 @@ def lock_and_look(stand: Stand) -> list[float]:
 
 
 def backlog(stand: Stand) -> list[float]:
-    """The first micro-batches of a hundredth of a batch, while four wait. Milliseconds each."""
+    """The first micro-batches of a long queue, each of a few messages. Milliseconds each."""
     return first_batches(stand, receiving(stand, max(1, stand.messages // 100)))
 
 
@@ -177,7 +177,7 @@ def many_small(stand: Stand) -> list[float]:
 
 
 def idle(queues: int, stand: Stand) -> list[float]:
-    """CPU of an idle stream of so many queues. Milliseconds a second."""
+    """CPU of an idle stream of `queues` queues. Milliseconds a second."""
     writer = _many(stand, queues).option("checkpointLocation", stand.checkpoint())
     query = writer.start()
     try:
@@ -229,7 +229,7 @@ def write(delivery: str, stand: Stand, form: str = "") -> list[float]:
 
 
 def spread(delivery: str, queues: int, stand: Stand) -> list[float]:
-    """One batch write to so many queues, by the column `queue`. Messages/s."""
+    """One batch write to `queues` queues, by the column `queue`. Messages/s."""
     number = functions.pmod(functions.hash("id"), functions.lit(queues))
     frame = stand.frame.withColumn("queue", functions.concat(functions.lit("many"), number))
     return [_write(stand, frame, delivery, None, MANY[:queues])]

@@ -68,7 +68,7 @@ def uri(server: str, database: str) -> str:
     return f"postgresql://{user}:{password}@{host}:{parts.get('port') or 5432}/{database}"
 
 
-@cache  # so that it stays open from round to round
+@cache  # cached, so that the connection stays open from round to round
 def _connect(url: str) -> psycopg.Connection[tuple[Any, ...]]:
     return psycopg.connect(url)
 
@@ -143,7 +143,7 @@ SELECT seq, id, headers,
         self, queue: str, messages: int, *, store: str = "store", settled: bool = True
     ) -> None:
         """
-        Fill a queue with so many messages of a store; `settled`: without dead rows, analyzed.
+        Fill a queue with messages of a store. `settled`: leave no dead rows, and analyze it.
 
         The checkpoint runs before the messages are inserted. The first change of a page after a
         checkpoint writes the whole page to the WAL. In a real queue rows live shorter than the time

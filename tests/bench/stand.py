@@ -59,7 +59,7 @@ class Stand:
     """One bench, set up."""
 
     database: Database
-    messages: int  # in one batch, one read, one write
+    messages: int  # how many one batch, one read and one write have
     folder: Path
     pool: ProcessPoolExecutor  # for lines without Spark that need both cores
     _numbers: Iterator[int]
@@ -95,7 +95,7 @@ class Stand:
 
     @cached_property
     def ours(self) -> str:
-        """Name our format, which from now on the session knows; its tables are there."""
+        """Register our format in the session, create the state tables, and return its name."""
         from sqlq_spark import register  # noqa: PLC0415 the yardsticks do without
 
         register(self.spark)
@@ -155,7 +155,7 @@ def fresh(server: str | None) -> Iterator[Database]:
 
 @contextmanager
 def stand(url: str | None, messages: int) -> Iterator[Stand]:
-    """Set up on a server, and clear away."""
+    """Set up a bench on a server, and remove it after the block."""
     with (
         tempfile.TemporaryDirectory(prefix="sqlq_bench") as folder,
         fresh(url) as database,

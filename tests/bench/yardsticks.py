@@ -58,7 +58,7 @@ def read(stand: Stand, *, tuned: bool) -> list[float]:
 
 
 def limit(stand: Stand) -> list[float]:
-    """What the server gives away at most, without Spark. Messages/s."""
+    """The most messages that the server can give to clients without Spark. Messages/s."""
     return [stand.database.limit(stand.pool, CORES)]
 
 
@@ -111,7 +111,7 @@ def python_batch(stand: Stand) -> list[float]:
 
 
 def source_of_nothing(batches: int) -> type[DataSource]:
-    """Give the source; Spark pickles a class that no module holds by value."""
+    """Return a class for the source. It is local, because Spark pickles a local class by value."""
 
     class Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         def initialOffset(self) -> dict[str, int]:  # noqa: N802 Spark's name

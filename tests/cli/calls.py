@@ -25,7 +25,7 @@ NAMES = {
     "TABLE": "Subscriptions",
 }
 
-# in an order in which each finds what it needs; the demo has a test of its own
+# Ordered so that each call finds what it needs. The demo is left out: it has a test of its own.
 CALLS: dict[str, tuple[str, ...]] = {
     "install": STATE,
     "create": ("QUEUE", "--delayed"),
@@ -76,7 +76,7 @@ def prepare(place: Place) -> dict[str, str]:
     put(place, words["OTHER"], body=b"1", times=4)
     put(place, words["ERROR"], failed, b"1")
     ids = place.sql(f"SELECT id::text FROM {words['QUEUE']} ORDER BY seq")
-    words["MESSAGE"] = ids[2][0]  # of the receipt that no other call returns or drops
+    words["MESSAGE"] = ids[2][0]  # a message in the receipt that no other call returns or drops
     columns = "(action, queue, messages)"
     place.sql(f"INSERT INTO {place.state}.trail {columns} VALUES ('purge', 'gone', 1)")
     row = f"INSERT INTO {place.state}.stream (stream, queue, driver, query_name, seen)"

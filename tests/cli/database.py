@@ -97,7 +97,7 @@ def own_database(server: str, schema: str = "public", more: str = "") -> Iterato
     """
     Give a place in a database of its own.
 
-    Roles whose names begin with the database's go with it.
+    At the end it is dropped, with the roles whose names begin with the database's name.
     """
     name = f"own_{secrets.token_hex(4)}"
     with psycopg.connect(server, autocommit=True) as dba:

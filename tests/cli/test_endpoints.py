@@ -38,7 +38,7 @@ QUEUE, LATER, ROUTING = (
     f'"public"."{each}"' for each in ("Shop.Orders", "Later", "SubscriptionRouting")
 )
 ALL = ("--delayed", "--body-string", "--subscription-table", ROUTING)
-# what another session holds: only a look at the rows does not wait for it
+# Statements that lock each table for another session. Only a plain SELECT does not wait for them.
 EVERY_TABLE = """
 SELECT string_agg(format('LOCK TABLE %%I.%%I IN EXCLUSIVE MODE', schemaname, tablename), ';')
   FROM pg_tables WHERE schemaname IN ('public', %s)
@@ -162,11 +162,11 @@ def test_the_owner_of_the_database_with_createrole_runs_the_script(
     """
     The script can be run again, for another domain, and after a superuser has run it.
 
-    The GRANTs on the page share a queue.
+    With the GRANTs that the documentation shows, another login can use the queue too.
     """
     operator, producer = (url_of(place, each) for each in ("operator", "producer"))
 
-    def own_login(name: str) -> str:  # who takes a role by SET ROLE stays a superuser
+    def own_login(name: str) -> str:  # after SET ROLE it would still be a superuser's session
         place.sql(f"ALTER ROLE {role(place, name)} LOGIN PASSWORD 'secret'")
         return as_login(place.url, role(place, name), "secret").url
 
@@ -191,7 +191,7 @@ def test_the_owner_of_the_database_with_createrole_runs_the_script(
 
 
 def test_a_role_may_connect_where_public_may_not(run: Run, place: Place, owner: str) -> None:
-    """The owner of the database can grant it. `--login` also takes the last step."""
+    """The owner's script grants CONNECT. With `--login` it also makes the login a member."""
     place.sql(f"REVOKE CONNECT ON DATABASE {place.connection.info.dbname} FROM PUBLIC")
     login = role(place, "spark")
     place.sql(f"CREATE ROLE {login} LOGIN PASSWORD 'secret'")
@@ -202,7 +202,7 @@ def test_a_role_may_connect_where_public_may_not(run: Run, place: Place, owner: 
     execute(owner, script(run, place, QUEUE, "--login", login))
 
     execute(spark, f"SELECT FROM {QUEUE}", "SELECT FROM sqlqueue.dispatch_log")
-    place.sql(f"DROP ROLE {login}")  # before the owner of the database, who has made it a member
+    place.sql(f"DROP ROLE {login}")  # before its owner is dropped, who granted the membership
 
 
 def test_the_login_that_installed_removes_everything(run: Run, place: Place, owner: str) -> None:
@@ -350,7 +350,7 @@ def test_no_role_reads_or_forges_what_is_not_its_own(run: Run, place: Place) -> 
     refuses(reader, *FORGERIES, "SELECT FROM sqlqueue.trail")
     refuses(reader, RECEIPT.format(", login", ", 'x'"), "UPDATE sqlqueue.receipt SET login = 'x'")
     refuses(reader, "SELECT nextval('\"Shop.Orders_seq_seq\"')")
-    execute(reader, 'SELECT last_value FROM "Shop.Orders_seq_seq"')  # where availableNow ends
+    execute(reader, 'SELECT last_value FROM "Shop.Orders_seq_seq"')  # as availableNow does
     execute(reader, RECEIPT.format("", ""))
     put(place, QUEUE)
 
@@ -480,7 +480,7 @@ def test_a_queue_of_which_a_stream_has_receipts_is_never_dropped(
 def test_a_message_that_arrives_meanwhile_is_not_lost(
     run: Run, place: Place, orders: str, ending: str, code: int
 ) -> None:
-    """A message that was sent before the lock keeps the queue."""
+    """If a message was sent before the lock, the queue is not dropped."""
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = %s::regclass"
     insert = f"INSERT INTO {orders} (id, headers) VALUES (gen_random_uuid(), '{{}}')"
 

@@ -174,7 +174,7 @@ def interrupted(place: Place) -> threading.Thread:
     def strike() -> None:
         with psycopg.connect(place.url, autocommit=True) as other:
             until(lambda: other.execute(waiting).fetchall())
-        os.kill(os.getpid(), signal.SIGINT)  # else the command has ended, and we would
+        os.kill(os.getpid(), signal.SIGINT)  # the command waits, so it gets the signal
 
     thread = threading.Thread(target=strike)
     thread.start()

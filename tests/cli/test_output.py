@@ -34,14 +34,14 @@ NAMELESS = {
 
 @pytest.fixture(scope="module", params=["text", "--json"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """Give what is printed."""
+    """Give the form in which commands print: text or JSON."""
     found: str = request.param
     return found
 
 
 @pytest.fixture(scope="module")
 def place(server: str, kind: str) -> Iterator[Place]:
-    """Give a database of its own to all commands that print the same."""
+    """Give one database to the commands that print text, and another to those with `--json`."""
     assert kind
     with own_database(server, CITY) as made:
         yield made

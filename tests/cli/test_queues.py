@@ -52,7 +52,7 @@ def looked_at(run: Run, *words: str) -> dict[str, dict[str, Any]]:
 
 
 def test_streams_are_listed_and_removed(run: Run, orders: str, place: Place) -> None:
-    """A name of another login changes no screen. One that runs is not removed."""
+    """A stream's name cannot send escapes to a terminal. A stream that runs is not removed."""
     put(place, orders, times=2)
     received(place, messages=2)
     beat = (
@@ -91,7 +91,7 @@ def test_streams_are_listed_and_removed(run: Run, orders: str, place: Place) -> 
 def test_what_went_to_an_error_queue_is_counted_before_it_is_acknowledged(
     run: Run, orders: str, place: Place
 ) -> None:
-    """A job counts so at its end: no later run of `availableNow` may come to acknowledge."""
+    """A job counts at its end. Its last batch may not be acknowledged before the next run."""
     run("create", address(place, "bad"))
     put(place, orders, "no JSON", times=2)
     put(place, orders)
@@ -115,7 +115,7 @@ def counted(place: Place) -> dict[str, state_tables.DivertedTotal]:
 
 
 def test_all_queues_are_found_and_their_kind_is_shown(run: Run, orders: str, place: Place) -> None:
-    """A locked queue stops no other, and its fix ends the session. No name changes the screen."""
+    """A locked queue stops no other, and its fix ends the session. Names are printed escaped."""
     delay(run, place, orders, 3600)
     expected = {
         "failures": ("error queue", "ok"),
@@ -296,7 +296,7 @@ def test_doctor_reports_problems_of_streams_and_their_fixes(
 def test_commands_name_a_queue_that_differs_only_in_case(
     run: Run, orders: str, place: Place
 ) -> None:
-    """So they do for each argument that is a queue. `doctor` proposes to write that name."""
+    """This holds for each argument that is a queue. `doctor` proposes to write the other name."""
     near = address(place, "shop.orders")
     text = f"There is {orders}, which differs only in upper and lower case. Write that name, or"
     subscribe = ("subscribe", "Shop.Placed", "--endpoint", "e", "--queue", near)

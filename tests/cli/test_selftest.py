@@ -48,13 +48,13 @@ CREATE TRIGGER broken BEFORE INSERT ON {queue} FOR EACH ROW EXECUTE FUNCTION {sc
 @pytest.fixture(autouse=True)
 def _may_make_roles(place: Place, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the command as a superuser: another login may not check what roles are for."""
-    del run  # which sets the url of an ordinary login
+    del run  # not needed itself: it sets the url of an ordinary login
     monkeypatch.setenv("SQLQUEUE_URL", place.superuser)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A change of a check's queue, and the word of the promise that the check then misses."""
+    """A planted change, and a part of what the check of that name must then report."""
 
     missed: str
     sent: str = ""  # statement of another session, after messages were sent
@@ -62,7 +62,7 @@ class Fault:
     before: str = ""  # statement of another session, before the check
 
 
-FAULTS = {  # a check, and which fault of several
+FAULTS = {  # name of a check, and a word if the check has several faults
     "new_sinks": Fault("sink_close took longer", before="BEGIN; LOCK TABLE {schema}.dispatch_log"),
     "new_task": Fault("received: 4 (promised: 5)", sent=DELETE),
     "round_trip": Fault(
@@ -101,7 +101,7 @@ def run_one(url: str, name: str) -> dict[str, Any]:
 def test_every_check_passes_and_nothing_is_left(
     run: Run, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file has neither host nor password."""
+    """The report has neither host nor password."""
     file, facts = tmp_path / "report.json", psycopg.conninfo.conninfo_to_dict(place.superuser)
     password = str(facts.get("password", "none"))
     monkeypatch.setenv("SQLQUEUE_URL", place.superuser.replace(f":{password}@", "@"))
@@ -248,7 +248,8 @@ def test_a_statement_without_its_index_is_found(
     named = {
         each.partition(":")[0] for each in re.findall(r"(?<= )(\w+: it reads all)", found["seen"])
     }
-    assert {"receive", "peek", "sample", "browse", "purge_range"} <= named  # take has ids too
+    # `take` is not among them, because it also finds rows by their ids
+    assert {"receive", "peek", "sample", "browse", "purge_range"} <= named
     assert named.isdisjoint({"fence", "move_due", *WHOLE})
 
 
@@ -316,7 +317,7 @@ def test_only_a_server_with_several_collations_gets_more_databases(run: Run) -> 
 
 
 def test_a_login_of_a_selftest_is_by_password() -> None:
-    """The login that makes it may connect otherwise. Other parameters of the url stay."""
+    """The login that creates it may connect in another way. Other parameters stay in the url."""
     url = "sqlserver://db/shop?authentication=ActiveDirectoryDefault&encrypt=yes"
     plain = "postgresql://bo@db/shop?authentication=x"
 
@@ -330,7 +331,7 @@ def test_a_login_of_a_selftest_is_by_password() -> None:
     "more", ["_dead", "0; {drop}; --", '0"; {drop}; --', "0\nGO\n{drop}\nGO\n"]
 )
 def test_what_a_killed_run_has_left_is_dropped_by_the_next(place: Place, more: str) -> None:
-    """What is younger may belong to another run, and stays. A name is never executed."""
+    """Younger objects stay, because they may be another run's. A name is never executed."""
     place.sql("CREATE SCHEMA kept")
     old, young = f"{selftest.MARK}00000001", f"{selftest.MARK}ffffffff"
     end = more.format(drop="DROP SCHEMA kept")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from jobs.submit import Running
 
 MODES = ("classic", "connect")
-# environments of which the second goes on with the checkpoint of the first, and their sessions
+# The second environment goes on with the checkpoint of the first. Last: the kinds of session.
 HANDOVERS = [
     ("dbr-17.3", "spark-4.1", "classic"),
     ("spark-4.1", "dbr-17.3", "classic"),

@@ -1,7 +1,7 @@
 """
 One environment's part of the compatibility run: `python -m compat.cases '{"url": …}'`.
 
-The first case runs in a process that its starter kills, CASES run in the next one, which prints a
+The first case runs in a process that its starter kills. CASES run in the next one, which prints a
 line of JSON for each case and goes on after one that failed.
 """
 
@@ -209,7 +209,7 @@ def a_pipeline_goes_on(stage: Stage) -> None:
 
 
 def the_limit_of_a_read_is_built(stage: Stage) -> None:
-    """The data source builds the class of its limit, also where this Spark has none of its own."""
+    """A stream returns its ReadLimit, also on a Spark that does not have this class."""
     options = SourceOptions.parse(stage.options("orders"))
     reader = StreamReader(options, StructType([StructField("seq", LongType())]))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# in the environment that is there: an isolated one would fetch the backend
+# builds in this environment, because an isolated build would download setuptools
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 PARTS = ["pyspark_sqlqueue.py", "LICENSE", "README.md", "pyproject.toml", "setup.cfg"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -27,7 +27,7 @@ class Environment:
 
     name: str
     python: str
-    pins: list[str]  # all others as the resolver chooses
+    pins: list[str]  # requirements for pip, which chooses all other versions
     folder: Path = Path()
 
     @property

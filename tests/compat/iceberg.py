@@ -64,7 +64,7 @@ def job(stage: Stage, ends: int | None = None) -> None:
         for _ in range(RUNS):
             try:
                 queue_to_delta.run(stage.session(), given)
-            except PySparkException as error:  # a busy machine; the batch is recognised
+            except PySparkException as error:  # if the machine was busy, run again
                 if BUSY not in str(error):
                     raise
             else:
@@ -85,7 +85,7 @@ def check(stage: Stage, table: str, expected: list[str]) -> None:
 
 
 def iceberg_recognises_replays(stage: Stage) -> None:
-    """A batch comes again as it was, without its last offset, and after the table was set back."""
+    """A batch comes again unchanged, after its offset was lost, or the table was rolled back."""
     spark, place = stage.session(), stage.folder / "replayed"
     stage.queue("replayed", 250)
     job_that_ends_after(stage, 0)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from jobs.submit import Running
 
 ROOT = Path(__file__).parents[2]
-RUNS = 3  # of which a busy machine may end some
+RUNS = 3  # attempts to run the pipeline; on a busy machine some of them fail
 LAKE = "/lake/"  # where the example keeps its tables, its catalog and its checkpoints
 RECEIPTS, ORDERS, BILLING = "sqlqueue.receipt", '"Shop.Orders"', '"Shop.Billing"'
 
@@ -61,7 +61,7 @@ class Pipeline:
         fill(self.url, ORDERS, first, stop)
 
     def check(self, first: int, stop: int, times: int = 1) -> None:
-        """Orders are once in the streaming table, and were sent on so many times."""
+        """Check that each order is once in the streaming table, and was sent on `times` times."""
         ids = sorted(numbered(first, stop))
         sent = self.rows(BILLING, "convert_from(Body, 'UTF8')::json->>'number'")
         assert sorted(landed(self.folder / "warehouse" / "orders")) == ids
@@ -102,7 +102,7 @@ class Pipeline:
 
 
 def killed_when_sent(pipeline: Pipeline, first: int = 0) -> None:
-    """Send the orders from `first` on, kill it with a batch sent, and run it to its end."""
+    """Send the orders from `first` on, kill it after a batch was sent, and run it to its end."""
     pipeline.fill(first, 400)
     pipeline.killed_when(lambda: pipeline.rows(BILLING))
     pipeline.run()
@@ -115,9 +115,10 @@ def killed_when_sent(pipeline: Pipeline, first: int = 0) -> None:
 
 def killed_and_refreshed(pipeline: Pipeline) -> None:
     """
-    Kill it with a batch received, then with a batch sent, and refresh it.
+    Kill it after a batch was received, then after one was sent, and refresh it.
 
-    A full refresh is refused, sends all again, and with leave of the table deletes its rows.
+    The full refresh of a table is refused until the table allows it. Then it deletes the rows. The
+    full refresh of a sink sends all orders again.
     """
     pipeline.fill(0, 300)
     pipeline.killed_when(lambda: pipeline.rows(RECEIPTS))
@@ -135,6 +136,6 @@ def killed_and_refreshed(pipeline: Pipeline) -> None:
     said = pipeline.run("--full-refresh", "orders")
 
     assert sorted(landed(pipeline.folder / "warehouse" / "orders")) == numbered(450, 460)
-    # of the lost checkpoint
+    # the receipts of the lost checkpoint
     assert 50 in pipeline.rows(f"{RECEIPTS} GROUP BY stream", "sum(messages)::int")
     assert "lie in receipts of other streams" in said

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-RUNS = 50  # of Trigger.AvailableNow on Spark 4.0, one micro-batch each
-TIMEOUT = 600  # seconds for one of them on a busy machine
+RUNS = 50  # runs of Trigger.AvailableNow, each of which is one micro-batch on Spark 4.0
+TIMEOUT = 600  # seconds for one run on a busy machine
 SETTINGS: dict[str, bool | float | int | str | None] = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -98,7 +98,7 @@ class Stage:
         return execute(self.url, text)
 
     def queue(self, name: str, messages: int = 0) -> str:
-        """Make a queue with so many messages, `m-0` and on."""
+        """Make a queue with the messages `m-0` … `m-<messages - 1>`."""
         self.sql(f"CREATE TABLE {name} (LIKE orders INCLUDING ALL)")
         self.fill(name, 0, messages)
         return name

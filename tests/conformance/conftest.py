@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from .transport import DotNet
 
 TIMEOUT = 60.0  # seconds; nothing waits so long, but a machine may stand still for ten
-# for properties that are tried on the database, in one place of it
+# for properties that are tried on a database: all examples share one place
 ON_DATABASE = settings(
     max_examples=15,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -129,7 +129,7 @@ class Bench:
     dotnet: DotNet
     queue: QueueAddress
     error_queue: QueueAddress
-    session_prefix: str  # of the names of our sessions
+    session_prefix: str  # begins the names of our sessions
     statements: list[str] = field(default_factory=list)  # statements that recorded sessions ran
     planned_kill: PlannedKill | None = None
     records_statements: bool = False  # sessions that are opened now record them
@@ -222,7 +222,7 @@ class Bench:
     def beating_driver(
         self, heartbeat: float | None, clock: Clock | None, options: SourceOptions
     ) -> StreamDriver:
-        """Give a driver that writes a heartbeat each so many seconds, or none."""
+        """Give a driver that writes a heartbeat every `heartbeat` seconds; None: it writes none."""
         made = StreamDriver(options, clock or Clock(), doctor.at_start, heartbeat=heartbeat)
         self._stack.callback(made.close)
         return made

@@ -14,8 +14,8 @@ class Wrong(NamedTuple):
     """Something that can be wrong with a queue."""
 
     severity: str
-    make: str  # statements of the DBA
-    found: str  # in the finding
+    make: str  # the SQL by which a DBA causes it
+    found: str  # a part of the finding's text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,10 +24,10 @@ class Shapes:
 
     otherwise: dict[str, str]  # changes a queue so that it still is one
     no_queue: dict[str, str]  # changes a queue so that it is none any more
-    wrong: dict[str, Wrong]  # by the finding's name, before a comma
-    hurt: str  # of `wrong`: what can be wrong with any queue
+    wrong: dict[str, Wrong]  # the key begins with the finding's name, up to a comma
+    hurt: str  # a key of `wrong` for a fault that any queue can have
     swell: str  # sends so much that it is no small table any more, where that makes a difference
-    rights: dict[str, str]  # of a service, beside those on queues
+    rights: dict[str, str]  # name → statements that grant it: rights other than those on queues
     no_address: dict[str, str]  # text of a message → why it is no address
     missing_schema: str  # an address in a schema that is not there
     login: str  # makes a login
@@ -44,7 +44,7 @@ _NO_EXPIRES = "ALTER TABLE {queue} DROP COLUMN Expires"
 _INSERT = "INSERT INTO {queue} (id, headers) SELECT gen_random_uuid(), ''"
 _COPIED = "INSERT INTO {queue} (id, headers, seq) SELECT gen_random_uuid(), '{}', n"
 
-# types of other makers of queues; some can be read, and mean something else
+# Types that other software gives the columns. Some can be read, but mean something else.
 _WRONG_TYPES = [
     ("id", "text"),
     ("id", "char(36)"),

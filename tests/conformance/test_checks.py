@@ -151,7 +151,7 @@ def test_what_a_login_may_not_see_is_noted_and_no_fix_grants_a_state_schema(bare
 
 
 class Forbidden(RecordedConnection):
-    """A session whose server does not show the others, although the login has a right."""
+    """A session that may not see other sessions, although its login has the right to."""
 
     asked = 0
 
@@ -312,7 +312,7 @@ def test_signs_of_an_owner(bare: Bench, headers: str, caplog: pytest.LogCaptureF
 
 
 def test_the_fix_of_poison_is_that_of_its_queue(bench: Bench) -> None:
-    """No stream reads an error queue: `errorQueue` would not move what is there."""
+    """For an error queue the fix is not `errorQueue`, because no stream reads such a queue."""
     for queue in (bench.queue, bench.error_queue):
         bench.dotnet.send(queue, "[]")
 
@@ -327,7 +327,7 @@ COPIED = "INSERT INTO {queue} (id, headers, seq) SELECT gen_random_uuid(), '{}',
 
 @only("postgresql", "rows that are inserted with their seq")
 def test_the_error_of_a_seq_that_is_taken_leads_to_the_fix(bench: Bench) -> None:
-    """After a copy of rows each send fails until the sequence is set. Poison gets past them."""
+    """After a copy of rows each send fails until the sequence is set. Poison skips taken seqs."""
     for queue in (bench.queue, bench.error_queue):
         bench.dotnet.dba.on(queue, f"{COPIED} FROM generate_series(1, 500) AS n")
     staged = stage(bench, chunk(b"ours"))

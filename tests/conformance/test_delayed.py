@@ -330,7 +330,7 @@ def test_what_endpoints_store_we_move_at_the_right_time(
     The option endpointTimeZone names their zone.
     """
     dotnet = abroad.dotnet if zone is None else abroad.dotnet.consumer(zone)
-    monkeypatch.setitem(os.environ, "PGTZ", "America/Phoenix")  # of our own sessions
+    monkeypatch.setitem(os.environ, "PGTZ", "America/Phoenix")  # the zone of our own sessions
     raw: dict[str, Any] = {} if zone is None else {"endpointTimeZone": zone}
     now, near = dotnet.clock(), timedelta(minutes=10)
     dotnet.store(abroad.delayed_table, body=b"due", delay=-1)

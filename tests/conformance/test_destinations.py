@@ -104,7 +104,7 @@ def test_headers_above_1_mib_are_searched_only_under_a_limit_of_their_own(
     bench: Bench, limit: str
 ) -> None:
     """
-    A limit as high as maxMessageBytes is none, and headers of any size would be parsed.
+    A maxHeaderBytes as high as maxMessageBytes has no effect. Large headers are then not searched.
 
     SQL Server stores these headers in more than 2 MiB, which is what the limit counts.
     """
@@ -253,7 +253,7 @@ def test_a_target_that_is_altered_costs_its_own_messages_only(bench: Bench, step
 
     assert bodies(rows) == [b"orders"]
     assert bench.waiting_bodies("billing") == [b"billing"]
-    if step == "identities":  # it is no spelling of this queue, and can be sent to now
+    if step == "identities":  # found to be another queue, whose lock is gone by now
         assert bench.waiting_bodies("altered") == [b"altered"]
         return
     headers = bench.error_queue_headers()[b"altered"]
@@ -609,7 +609,7 @@ def test_without_its_error_queue_nothing_is_sent(bench: Bench) -> None:
 
 
 def test_a_delayed_message_whose_queue_is_gone_is_diverted(bench: Bench) -> None:
-    """Its table is gone with it. That of the options takes all rows, so it is no fault of one."""
+    """Only its own rows are diverted. If the table of `delayedQueue` is absent, the batch fails."""
     bench.dotnet.create_delayed(bench.delayed_table)
     bad = [(bench.address("absent"), b"1"), (None, b"2"), ("", b"3")]
 

@@ -106,7 +106,7 @@ def test_a_stream_without_a_name_has_its_host_and_process(bench: Bench) -> None:
 
 
 def test_a_stream_is_gone_after_a_silence(bench: Bench, silent: None) -> None:  # noqa: ARG001
-    """Its open batch does not make it run."""
+    """It counts as gone, although it has an open batch."""
     run_batch(bench, start(bench))
 
     (found,) = streams(bench)
@@ -140,7 +140,7 @@ def test_heartbeats_go_on_while_a_batch_runs(bench: Bench) -> None:
 
 
 def test_an_idle_stream_needs_no_connection_for_a_heartbeat(bench: Bench) -> None:
-    """It writes in Spark's calls, also without the thread."""
+    """The driver writes heartbeats when Spark calls it, also if the thread has ended."""
     driver = start(bench, 0.05)
     driver.latest(INITIAL)
     writer = driver._heartbeat  # noqa: SLF001 - the thread, which has no other name
@@ -209,7 +209,7 @@ def two(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> StreamDriver:
 def test_the_second_stream_on_a_queue_warns(
     bench: Bench, two: StreamDriver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It names the first, and its host. `doctor` names both."""
+    """The warning names the first stream and its host. `doctor` names both streams."""
     two.latest(INITIAL)
 
     (warning,) = (each for each in warnings(caplog) if "other streams" in each)
@@ -224,7 +224,7 @@ def test_the_second_stream_on_a_queue_warns(
 def test_streams_that_share_a_queue_on_purpose_do_not_warn(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Both have the option. A third without it is named again."""
+    """Both streams have the option sharedByStreams. A third one without it causes a finding."""
     for name in ("first", "second"):
         start(bench, streamName=name, sharedByStreams="true").latest(INITIAL)
     with bench.transaction():
@@ -253,7 +253,7 @@ def test_a_removed_stream_is_in_no_list_until_it_starts_again(
     bench: Bench,
     silent: None,  # noqa: ARG001
 ) -> None:
-    """It can be named, if no other stream has that name."""
+    """Commands find it by its name, if no other stream has that name."""
     driver = start(bench)
     end = run_batch(bench, driver)
     driver.acknowledge(end)

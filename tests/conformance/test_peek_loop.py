@@ -89,11 +89,11 @@ def test_an_empty_peek_leaves_the_database_alone_for_peek_delay(bench: Bench) ->
     clock.now += 0.5
 
     assert loop.latest(INITIAL).batch == 1
-    assert bench.statements.count("sample") == 1  # of the queue in which something waits
+    assert bench.statements.count("sample") == 1  # only the queue with a message is sampled
 
 
 def test_each_stream_draws_a_share_of_peek_delay_once(bench: Bench) -> None:
-    """A tenth at most. The pauses are that much longer, and the checks see peekDelay as given."""
+    """Its pauses are longer by this share, a tenth at most. The checks see the given peekDelay."""
     clock = Clock()
     checked: list[float] = []
 
@@ -195,7 +195,7 @@ def test_a_queue_that_cannot_be_looked_at_keeps_no_receipts_of_another(bench: Be
     assert loop.latest(end) == end
     send(bench, 1)
     end, _ = bench.run_batch(bench.stream_driver(), end)
-    with pytest.raises(errors.DelayedQueueNotFound):  # so it is where nothing can be moved
+    with pytest.raises(errors.DelayedQueueNotFound):  # the batch is acknowledged anyway
         bench.stream_driver(delayedDelivery="true").latest(end)
     assert bench.dotnet.state_rows("stream", "acked_batch, messages") == [(2, 2)]
 
@@ -312,7 +312,7 @@ def test_a_sequence_that_was_never_used_ends_no_run(bench: Bench) -> None:
 def test_the_highest_seq_there_is_does_not_stop_a_stream(bench: Bench, *, frozen: bool) -> None:
     """A row that another client put there stays. The others are received."""
     dba = bench.dotnet.dba
-    dba.on(bench.queue, dba.shapes.otherwise["another order"])  # with room for such a number
+    dba.on(bench.queue, dba.shapes.otherwise["another order"])  # a type that holds this number
     dba.do("put_at", bench.queue, seq=2**63 - 1)
     sent = send(bench, 3)
     loop = bench.stream_driver()
@@ -392,7 +392,7 @@ class Several:
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.queues = [bench.queue, *(bench.create_queue(table) for table in TABLES)]
-        # as options and state tables have them, and as a list of queues does
+        # `names` are spelled as in a plan, and `listed` as in the option queues
         self.names = [bench.connection.names.print_address(queue) for queue in self.queues]
         self.listed = [bench.dotnet.in_list(queue.table) for queue in self.queues]
 
@@ -432,7 +432,7 @@ def test_every_message_of_every_queue_comes_once(several: Several) -> None:
     names = [several.names[0], several.names[2]]  # those with work
     assert [part.queue for part in end.plan] == names
     assert receipts == [*enumerate(names)]
-    assert sorted(got, key=lambda body: body[:1]) == sent  # stable: each queue has its order
+    assert sorted(got, key=lambda body: body[:1]) == sent  # a stable sort keeps each queue's order
     assert bench.dotnet.state_rows("stream", "queue, messages") == [(", ".join(several.names), 38)]
 
 

@@ -62,7 +62,7 @@ def service_control_retries(bench: Bench) -> None:
 
 
 def test_poison_gets_headers_that_can_be_read(bench: Bench) -> None:
-    """They are those of a failure, and the old text. The failure's message does not quote it."""
+    """They are a failure's headers, and one with the old text, which the reason does not quote."""
     text = 'not json "\\/\x01\u2028\ufeffé🚀'
     row = bench.dotnet.send(bench.queue, text, b"\x00body", lives=60_000)
 

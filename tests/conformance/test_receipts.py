@@ -34,7 +34,7 @@ def received(bench: Bench, stream: str, *, batch: int = 1, messages: int = 3) ->
 
 
 def end_of(stream: str, batch: int, *, tasks: int) -> Offset:
-    """Give the end of a batch that was planned with so many tasks."""
+    """Give the end of a batch that was planned with `tasks` tasks."""
     bounds = tuple(range(tasks + 1))
     part = QueuePlan(queue="orders", messages=tasks, share=1, bytes=1, bounds=bounds)
     return Offset(stream=stream, batch=batch, plan=(part,))

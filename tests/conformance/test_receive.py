@@ -94,7 +94,8 @@ def test_the_lowest_that_fit_are_taken(bench: Bench, data: st.DataObject, sizes:
 
 def test_a_replay_gives_messages_that_expired_since(bench: Bench) -> None:
     """A message that was received is handed out again, however long Spark takes."""
-    for lives in (300, 3_000, 30_000):  # a machine that stands still may find it expired
+    # tried again with a longer life, because on a slow machine the message may expire first
+    for lives in (300, 3_000, 30_000):
         bench.dotnet.send(bench.queue, body=b"short", lives=lives)
         stream = bench.new_stream()
         first = bench.receive(bench.task(stream))
@@ -358,7 +359,7 @@ def test_large_headers_go_to_the_error_queue_though_all_messages_are_small(bench
 
 
 def test_a_large_range_with_large_headers_is_received_without_them(bench: Bench) -> None:
-    """If no message were too large, so many would be received in one pass."""
+    """The range has so many messages that PostgreSQL first tries to delete it in one pass."""
     more = header_texts(bench, 1000)[1]
     bench.dotnet.send_many(bench.queue, [b"x"] * 1500)
     bench.dotnet.send(bench.queue, more, b"large")

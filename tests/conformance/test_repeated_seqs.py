@@ -1,8 +1,8 @@
 """
-Tables whose seq repeats: no message is lost, or stands for another one.
+Tables in which several messages have one seq: none is lost, or taken for another one.
 
-SQL Server's transport makes no unique index on RowVersion. On PostgreSQL other makers of queues do
-without it.
+SQL Server's transport creates no unique index on RowVersion. On PostgreSQL the transport creates
+one, but other software creates queues without it. A twin is a message with the seq of another one.
 """
 
 from __future__ import annotations

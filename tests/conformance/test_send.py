@@ -190,7 +190,7 @@ def test_two_writes_of_one_name_are_an_error(two: Bench, pair: str, *, empty: bo
     assert {caught.value.found, caught.value.asked} <= {*str(caught.value).split("'")}
     assert "Give each write a txnAppId of its own" in str(caught.value)
     assert [two.waiting_bodies("A"), two.waiting_bodies("B")] == before
-    # the option was changed: once with the old one, then with the new one
+    # To change the option, repeat the open batch with the old value, then use the new one.
     assert write(two, first, b"first") == 0
     assert write(two, second, b"next", batch=8) == 1
     assert staging(two) == []
@@ -411,7 +411,7 @@ def test_a_micro_batch_without_messages_of_the_queue_is_sent(bench: Bench) -> No
 
 
 def test_a_query_without_a_stream_in_the_state_schema_sends_nothing(bench: Bench) -> None:
-    """One side may have another url or stateSchema. Direct inserts could settle nothing."""
+    """Source and sink must use the same state tables. delivery=atLeastOnce is refused here."""
     said = f"has no stream and no receipt in schema {bench.dotnet.state} of .*url and stateSchema"
     with pytest.raises(errors.NothingToSettle, match=said):
         dispatch(bench, stage(bench, chunk(b"x")), transactionMode=ATOMIC)
@@ -445,7 +445,7 @@ def queues(*names: str | None) -> DestinationNames:
 
 
 def looks(bench: Bench) -> int:
-    """How often the sessions that were opened since then looked at a queue."""
+    """How often sessions that record their statements looked at a queue."""
     return bench.statements.count("peek")
 
 

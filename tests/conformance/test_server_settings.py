@@ -123,7 +123,7 @@ def test_statement_pooling_is_refused(bench: Bench) -> None:
 
 @ALONE
 def test_quoted_names_are_named_where_a_pooler_refuses_options(bench: Bench) -> None:
-    """The driver would find no type. Elsewhere an option turns the setting of the login off."""
+    """The error names quote_all_identifiers. Without a pooler a startup option turns it off."""
     with bench.login_with_rights() as (login, _):
         bench.dotnet.dba.run(f"ALTER ROLE {login.name} SET quote_all_identifiers = on")
         assert clock(bench.new_session("quoted", url=login.url)) == 1
@@ -250,13 +250,13 @@ def test_a_server_that_restarts_is_waited_for_longer(caplog: pytest.LogCaptureFi
             other = SourceOptions.parse({"url": f"{server.url}&user=x", "queue": "orders"})
             with Counting(other, "test") as wrong, pytest.raises(errors.NotReachable):
                 clock(wrong)
-            # a lost connection, its second attempt, the other url
+            # and then: `old` on its lost connection, `old` again, and `wrong`
             assert len(tried) == 2 * ATTEMPTS + 3
             with (
                 Counting(other, "test", was_reached=True) as task,
                 pytest.raises(errors.NotReachable),
             ):
-                clock(task)  # its driver has reached the url
+                clock(task)  # `was_reached` says that the stream's driver has reached the url
 
     assert "connecting again, for up to 90 s" in caplog.text
     assert len(tried) > 3 * ATTEMPTS
@@ -334,7 +334,7 @@ def workers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
 
 
 def test_a_session_takes_the_connection_of_the_one_before(workers: Workers) -> None:
-    """It gives it a new name. Sessions with other options do not get the connection."""
+    """The connection gets a new name. Sessions with other options do not get it."""
     first = workers.use()
 
     with workers.session("second") as second, workers.session() as third:

@@ -106,7 +106,7 @@ def test_a_hostile_name_is_only_a_name(bench: Bench, name: str) -> None:
     queue, table = bench.table_beside(name), bench.table_beside((name + "s")[1:])
     printed, topic = bench.address(name), name.replace(";", "").replace(",", "").strip()
     bench.dotnet.send(bench.error_queue, body=b"bystander")
-    bench.dotnet.dba.do("own", bench.queue)  # a header leads to tables of the same owner
+    bench.dotnet.dba.do("own", bench.queue)  # a header may only name a table of its queue's owner
     with pytest.raises(errors.QueueNotFound):
         dispatch(bench, stage(bench, chunk(b"x", queue=printed), sink="absent"))
 
@@ -175,7 +175,7 @@ def test_state_tables_of_another_release_are_left_alone(
     said = f"have version {version}, but this release supports {migrations.STATE_VERSION}"
 
     with StateSession(bench.source_options(), "x") as session:
-        for _ in range(2):  # not with the connection that was opened for the check
+        for _ in range(2):  # the second time too: the first connection must not be used again
             with pytest.raises(error, match=f"{said}. {fix}"):
                 session.open()
     with pytest.raises(error):
@@ -321,7 +321,7 @@ def test_a_table_that_is_no_queue_is_refused(bench: Bench, how: str) -> None:
     ):
         with pytest.raises(errors.NotAQueue, match="is not a queue: "):
             work()
-    if "seq" not in how:  # a sender needs none
+    if "seq" not in how:  # a sender needs no seq
         with pytest.raises(errors.NotAQueue, match="is not a queue: "):
             dispatch(bench, stage(bench, chunk(b"ours")))
 
@@ -379,7 +379,7 @@ def test_a_queue_that_is_no_plain_table_is_found_and_ends_a_stream(bench: Bench,
     refused: tuple[type[errors.DatabaseFailure], str] = (errors.NotAQueue, f"it is {kind}")
     if kind == "a view":
         refused = errors.TableRefused, "it is no ordinary table"
-    elif kind == "a materialized view":  # which the server locks for nobody
+    elif kind == "a materialized view":  # the server has no lock on one
         refused = errors.NotAQueue, "not supported for materialized views"
     with pytest.raises(refused[0], match=refused[1]):
         bench.run_batch(bench.stream_driver(queue=bench.address("odd")))
@@ -446,7 +446,8 @@ def test_errors_of_missing_rights_have_the_grants_that_fix_them(bench: Bench) ->
     An error on a state schema has none, because the schema may be another team's.
     """
     dba = bench.dotnet.dba
-    source = bench.create_queue("sequence schema")  # it may pass for words of the server's sentence
+    # a name that could be taken for words of an error's text
+    source = bench.create_queue("sequence schema")
     dba.do("own", source)
     schema.create_delayed(bench.connection, source)
     bench.dotnet.send(source)
@@ -471,7 +472,8 @@ def test_errors_of_missing_rights_have_the_grants_that_fix_them(bench: Bench) ->
         except errors.RightMissing as error:
             granted.append(str(error).rpartition("A DBA can fix this with: ")[2])
             dba.run(granted[-1].replace("the_user", login.name))
-        except errors.DatabaseFailure as error:  # what one may not see is not there for this login
+        # a table that this login may not see counts as absent
+        except errors.DatabaseFailure as error:
             granted.append(str(error))
             give("sight")
         assert len(granted) < 20

@@ -395,7 +395,7 @@ def test_a_queue_that_refuses_keeps_its_messages_and_the_others_go(bare: Bench) 
     done = [*give_back(bare, found)]
 
     assert [(each.messages, each.left) for each in done] == [(0, 1), (0, 1), (0, 1), (1, 0)]
-    # where nothing locks a table, what only a header names is not said to be absent
+    # If a database has no lock for a table, the error does not say that the table is absent.
     assert isinstance(done[0].reason, QueueNotFound | QueueNotWritable)
     assert done[1].reason is done[2].reason
     assert "not today" in str(done[1].reason)

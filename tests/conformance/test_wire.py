@@ -48,7 +48,7 @@ FIELDS = {
     "body": pa.binary(),
 }
 MAPS = pa.schema(FIELDS.items())
-# without a map, a header is looked for in the text
+# If only these columns are read, headers are searched for as text, and no map is made.
 ALONE = pa.schema([(name, FIELDS[name]) for name in ("id", "correlationId", "replyToAddress")])
 JSON = pa.schema([("id", pa.string()), ("headers", pa.string())])
 
@@ -120,7 +120,7 @@ def test_every_row_is_browsed_and_received_as_it_should(bench: Bench, table: str
     assert read(tables, MAPS) == expected(rows)
     assert read(tables, JSON) == {str(case.id): {"headers": case.headers} for case in rows}
     sound = {str(case.id): case.columns for case in rows if not case.poison}
-    found = read(tables, ALONE)  # a header alone is the one among all of them
+    found = read(tables, ALONE)  # without a map: the same values
     assert {name: found[name] for name in sound} == sound
     assert bench.waiting_seqs() == []
 

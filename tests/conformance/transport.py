@@ -73,17 +73,17 @@ class DotNet(ABC):
     """An endpoint and its DBA, on one database."""
 
     url: str
-    schema: str  # of the queues
+    schema: str  # the schema of the queues
     state: str  # schema of the state tables
     connection: Any  # commits each statement, unless a transaction was begun
 
     dialect: ClassVar[str]
     shapes: ClassVar[Shapes]
-    texts: ClassVar[Mapping[str, str]]  # with the words of `words`
+    texts: ClassVar[Mapping[str, str]]  # name → SQL, with the words of `words` in braces
     home: ClassVar[str]  # the schema of tables without one
-    mark: ClassVar[str]  # of a value in a text, by its name
-    counts: ClassVar[str] = ""  # behind a text: give the number of rows that it changed
-    earlier: ClassVar[str]  # a column, by so many hours
+    mark: ClassVar[str]  # how a text marks the place of a value, by the value's name
+    counts: ClassVar[str] = ""  # added to a text, so that it returns how many rows it changed
+    earlier: ClassVar[str]  # an expression: a column's time, some hours earlier
     active: ClassVar[str]  # sessions with a word in their names, and whether they wait for a lock
     ends: ClassVar[str]  # ends a session
     makes_expires_index: ClassVar[bool]  # the transport makes an index on Expires
@@ -112,7 +112,7 @@ class DotNet(ABC):
 
     @abstractmethod
     def connect(self, zone: str | None, patience: float) -> Any:
-        """Open a session, which waits for a lock for so many seconds."""
+        """Open a session, which waits for a lock for `patience` seconds."""
 
     def consumer(self, zone: str | None = None, patience: float = 60.0) -> Self:
         """Another session of the same endpoint, for a thread, or in a time zone of its own."""
@@ -331,7 +331,7 @@ def _uuid(value: uuid.UUID | str) -> uuid.UUID:
     return value if isinstance(value, uuid.UUID) else uuid.UUID(value)
 
 
-# Due is the UTC wall clock, read as a time of the session's zone: so the transport computes it.
+# As in the transport, Due is the server's UTC time, stored as if it were local to the session.
 _POSTGRESQL = {
     "create": """
         CREATE TABLE IF NOT EXISTS {queue} (

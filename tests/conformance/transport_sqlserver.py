@@ -40,7 +40,7 @@ _AFTER = """;
 IF (@NOCOUNT = 'ON') SET NOCOUNT ON;
 IF (@NOCOUNT = 'OFF') SET NOCOUNT OFF;
 """
-# {there}: whether the table is there; {make} makes it. Looked again under the lock.
+# {there}: whether the table is there; {make} creates it. The check is repeated under the lock.
 _INSTALL = """
 IF NOT {there}
 BEGIN
@@ -185,7 +185,7 @@ _DBA = {
     "truncate": "TRUNCATE TABLE {queue}",
     "delete": "DELETE FROM {queue} WHERE RowVersion IN (:seqs)",
     "rewrite": "UPDATE {queue} SET Headers = CAST(:headers AS nvarchar(max))",
-    # an UPDATE cannot give the number; after it they go on as before
+    # An UPDATE cannot set an identity. After this INSERT the numbers go on as before.
     "put_at": (
         "DECLARE @next bigint = ISNULL((SELECT CAST(last_value AS bigint) FROM sys.identity_columns"
         " WHERE object_id = OBJECT_ID(N'{text}')), 0);"
@@ -202,9 +202,9 @@ _DBA = {
     ),
     "make_due": "UPDATE {queue} SET Due = DATEADD(second, -:seconds, Due)",
     "unindex_expires": "DROP INDEX IF EXISTS Index_Expires ON {queue}",
-    # a trigger would undo the whole transaction; no constraint waits for the commit
+    # not a trigger, which would undo the whole transaction; no constraint waits for the commit
     "refuse": "ALTER TABLE {queue} ADD CONSTRAINT [not today] CHECK (1 = 0)",
-    "own": "SELECT 1",  # our sessions are dbo's
+    "own": "SELECT 1",  # nothing to do: our sessions run as dbo
     "archive": (
         "CREATE TABLE {queue} (Id uniqueidentifier, Headers nvarchar(max), Body varbinary(max))"
     ),
@@ -251,7 +251,7 @@ class Session:
         self.raw.close()
 
 
-# views first, which may be of the tables
+# views first, because they may select from the tables
 _TABLES = """
 SELECT o.name, CASE o.type WHEN 'V' THEN 'VIEW' ELSE 'TABLE' END
   FROM sys.objects AS o JOIN sys.schemas AS s ON s.schema_id = o.schema_id

@@ -46,7 +46,7 @@ HARMED, AROUND = 20.0, 25.0  # seconds of harm in a round; and before and after 
 INSIST = 6.0  # seconds that a harm waits for its victim
 DRAINING = 300.0  # seconds until the drain counts as stuck
 WAITING = 4000  # messages; the producer pauses above that
-# with 7,000 characters a batch of a few hundred is worth two tasks; the database packs them
+# With 7,000 characters each, a batch of a few hundred messages gets two tasks. They compress well.
 SEND = """
 INSERT INTO {name}.orders (Id, Headers, Body)
 SELECT gen_random_uuid(), '{{"NServiceBus.MessageId":"m-' || number || '"}}',
@@ -54,7 +54,7 @@ SELECT gen_random_uuid(), '{{"NServiceBus.MessageId":"m-' || number || '"}}',
   FROM generate_series(%s::int, %s::int) AS number
 """
 NUMBERS = "SELECT substr(headers::json->>'NServiceBus.MessageId', 3)::int FROM {name}.{table}"
-THREADS = r'(?s)"(?:stream execution|Thread-)[^"]*" .{1500}'  # of a dump
+THREADS = r'(?s)"(?:stream execution|Thread-)[^"]*" .{1500}'  # threads in a dump of the JVM
 # a lost session, whatever the server or the line says of it
 LOST = (
     psycopg.OperationalError,
@@ -89,7 +89,8 @@ def ground() -> Iterator[Ground]:
     try:
         with embedded.run_server(disk, tcp=True) as server:
             made = Ground(server, disk)
-            made.ask("ALTER SYSTEM SET checkpoint_timeout = '30s'")  # the disk holds little log
+            # the small disk has no room for much WAL
+            made.ask("ALTER SYSTEM SET checkpoint_timeout = '30s'")
             made.ask("ALTER SYSTEM SET log_line_prefix = '%m [%p] %a '")
             made.ask("SELECT pg_reload_conf()")
             yield made
@@ -112,7 +113,7 @@ class Round:
     folder: Path
     rng: Random
     sink: str
-    streams: int  # on one queue, each with a checkpoint of its own
+    streams: int  # how many read the queue, each with a checkpoint of its own
     figures: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
@@ -152,7 +153,7 @@ class Round:
             file.write(f"{time.time():.2f} {what}\n")
 
     def _make(self) -> dict[str, Any]:
-        """Create queues, books and state tables; returns what the driver runs."""
+        """Create queues, state tables and the competitor's table. Return the driver's order."""
         self.ground.ask(f"CREATE SCHEMA {self.name}")
         self.ground.ask(f"CREATE TABLE {self.name}.taken (number int)")
         url, state = self.ground.server.url, f"{self.name}_state"
@@ -188,7 +189,7 @@ class Round:
             name = self.rng.choices(names, [HARMS[each] for each in names])[0]
             insist = time.monotonic() + INSIST
             while not (struck := self.scene.strike(name)) and time.monotonic() < insist:
-                time.sleep(0.05)  # another harm would be drawn more often than meant
+                time.sleep(0.05)  # to draw another harm would change how often each one is drawn
             if struck:
                 self.figures[f"harm: {name}"] += 1
                 self._note(name)

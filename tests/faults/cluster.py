@@ -1,9 +1,9 @@
 """
 Driver processes, alone or on a cluster: a master and two workers of one core each, on loopback.
 
-The workers stand on 127.0.0.1 and 127.0.0.2, for Spark starts no speculative attempt on a host
-that runs the task already, and `local-cluster` has one host only. A driver takes one order after
-another (driver.py), because starting it costs more than an order.
+The workers are on 127.0.0.1 and 127.0.0.2, because Spark starts no speculative attempt on the host
+that already runs the task. `local-cluster` would have only one host. A driver takes one order after
+another (driver.py), because to start a driver takes longer than an order.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 HOME, TESTS = Path(pyspark.__file__).parent, Path(__file__).parents[1]
 HOSTS = ("127.0.0.1", "127.0.0.2")
 DEPLOY = "org.apache.spark.deploy"
-# Whoever ran the tests may have been killed: then its end of the pipe closes, and the JVM goes too.
+# If the test process is killed, its end of the pipe closes. Then this shell kills the JVM.
 WATCHED = ["/bin/sh", "-c", '"$@" & cat >/dev/null; kill -9 $!', "sqlq-watched"]
-MASTER = rf"spark://{HOSTS[0]}:\d+"  # in its log, with the port that it got
+MASTER = rf"spark://{HOSTS[0]}:\d+"  # its url in its log, with the port that it got
 PATIENCE = 300.0  # seconds, for a start or an order on a busy machine
 SETTINGS = {
     "spark.decommission.enabled": "true",

@@ -1,16 +1,17 @@
 """
 The driver of clusters and of chaos: `python -m faults.driver '{"master": …}'`, in tests.
 
-It takes orders, one in a line of its input. An order's streams run together until what waits is
-through; then its `answer` has the error of the first that failed, or nothing. With `until` a stream
-that ends is started again until that file is there, and after that until nothing is left.
+It takes orders, one in a line of its input. An order's streams run together until they have
+received what waits. Then the file `answer` has the error of the first stream that failed, or
+nothing. With `until` a stream that ends is started again until that file exists, and then until
+nothing waits.
 
-A stream with `notes` has a UDF as its witness: every attempt of every task appends the message ids
-that it sees to a file of its own, and it is there that rules strike:
+A stream with `notes` has a UDF as its witness. Each attempt of a task appends the message ids that
+it sees to a file of its own. The witness also applies the rules of the stream:
 
-    pause     seconds for each row
-    hold      the first attempt of each task waits at this row until the file `go` is there
-    fail      of each task the first attempt that comes to this row raises there
+    pause     it waits so long at each row, in seconds
+    hold      the first attempt of each task waits at this row until the file `go` exists
+    fail      in each task, the first attempt that reaches this row raises an error
     double    each attempt of partition 0 waits at its tenth row until there are two that have begun
 """
 
@@ -41,20 +42,21 @@ MESSAGE_ID = "headers['NServiceBus.MessageId']"
 
 
 def witnessed(stream: dict[str, Any], frame: DataFrame) -> DataFrame:
-    """Let each row pass by the witness."""
+    """Pass each row through the witness."""
     notes, pause = stream["notes"], float(stream.get("pause", 0))
     fail, hold, double = stream.get("fail"), stream.get("hold"), stream.get("double", False)
     open_notes: list[TextIO] = []
     rows = [0]
 
-    @F.udf("binary", useArrow=False)  # the other kind needs pandas
+    @F.udf("binary", useArrow=False)  # a UDF with Arrow needs pandas
     def pass_on(message: str, body: bytes) -> bytes:
         context = TaskContext.get()
         assert context is not None
         partition, attempt = context.partitionId(), context.attemptNumber()
         batch = context.getLocalProperty("streaming.sql.batchId")
         if not open_notes:
-            host = os.environ["SPARK_LOCAL_IP"]  # of the worker that started our executor
+            # the address of the worker that started this executor
+            host = os.environ["SPARK_LOCAL_IP"]
             note = Path(f"{notes}/{batch} {partition} {attempt} {host} seen")
             open_notes.append(note.open("w", buffering=1))
         open_notes[0].write(f"{message}\n")
@@ -98,7 +100,7 @@ def start(spark: SparkSession, stream: dict[str, Any], **trigger: Any) -> Stream
 def run(spark: SparkSession, order: dict[str, Any]) -> None:
     """Run streams once; raises what the first of them raised."""
     known = spark.sparkContext._jsc.sc()  # noqa: SLF001 - the only way from Python
-    with_driver = order.get("executors", 0) + 1  # one that was lost comes again
+    with_driver = order.get("executors", 0) + 1  # a lost executor is started again
     wait_for(lambda: known.getExecutorMemoryStatus().size() >= with_driver, "executors")
     for query in [start(spark, stream, availableNow=True) for stream in order["streams"]]:
         query.awaitTermination()
@@ -106,7 +108,7 @@ def run(spark: SparkSession, order: dict[str, Any]) -> None:
 
 def keep_running(spark: SparkSession, order: dict[str, Any]) -> None:
     """
-    Run streams until the file exists, and then until a run of each has no rows.
+    Run streams until the file `until` exists, and then until a run of each has no rows.
 
     All run from one thread, because Spark finds a Python sink only where a session is active in
     the thread.

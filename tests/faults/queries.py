@@ -1,10 +1,10 @@
 """
 A model of Spark and of its queries, around the real functions on a real database.
 
-On Spark's side a checkpoint is a log of offsets and a log of commits; a driver
-plans, writes the offsets, runs tasks in attempts, hands their rows to the sink, writes the commit.
-A driver may die, live on as a second one, or stand on a copy of its checkpoint; an attempt may go
-on when nobody waits for it any more.
+On Spark's side a checkpoint is a log of offsets and a log of commits. A driver plans, writes the
+offsets, runs tasks in attempts, hands their rows to the sink, and writes the commit. A driver may
+die, run on beside its successor, or use a copy of its checkpoint. An attempt may run on when nobody
+waits for it any more.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Sink:
     kind: Kind
     options: SinkOptions | None
     batches: dict[tuple[str, int], list[bytes]] = field(default_factory=dict)  # of a table
-    keys: dict[bytes, Key] = field(default_factory=dict)  # by which receipt a message came
+    keys: dict[bytes, Key] = field(default_factory=dict)  # message → the receipt by which it came
 
 
 @dataclass(eq=False)
@@ -271,7 +271,7 @@ class Driver:
             assert speaking != [loop.memory.claim.driver for loop, _, _ in pairs], error
         elif isinstance(error, errors.DispatchLogAhead):  # a copy, or a checkpoint that went back
             assert marred, error
-        elif isinstance(error, errors.NothingToSettle):  # closed by its stream, or a lost one
+        elif isinstance(error, errors.NothingToSettle):  # its stream closed it, or is lost
             assert marred or any(world.stream(x.stream)[0] >= x.batch for *_, x in pairs), error
         else:
             expected(error, ConnectionLost, Deadlock, errors.ChunksMissing)

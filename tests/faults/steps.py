@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Order = Literal["go", "die", "late", "cut", "mute"]
 FIGURES: Counter[str] = Counter()
 
-# These wait for no one and change nothing that others see: no moment between them is a new one.
+# These wait for no one and change nothing that others see. So a stop before them shows nothing.
 QUICK = {
     *("begin", "version", "clock", "columns"),
     *("peek", "sample", "outcome", "receipts", "receipt_pages"),
@@ -51,9 +51,9 @@ class Killed(BaseException):
 class Work:
     """The work of one process, in a thread that stops before each statement."""
 
-    at = ""  # the statement before which it stands
-    site = ("", 0)  # of the code that runs it: file and line
-    pid = 0  # of its session with the server
+    at = ""  # the statement before which the work has stopped
+    site = ("", 0)  # file and line of the code that runs this statement
+    pid = 0  # the server's process id for its session
     order: Order = "go"
     blocked = done = dead = committed = False
     result: Any = None
@@ -225,17 +225,18 @@ class Gated(RecordedConnection):
 
         It dies or loses its connection there, if the test says so.
         """
-        if work.dead:  # of a process that is gone nothing comes any more
+        if work.dead:  # a dead process runs no more statements
             raise Killed
         if statement in self.stage.passed:
             return "go"
         code = sys._getframe(3)  # noqa: SLF001 - who runs the statement
         while code.f_code.co_name in ASKING and code.f_back is not None:
-            code = code.f_back  # who uses the table
+            code = code.f_back  # the caller, which uses the table
         order = work.gate(statement, self.pid, (code.f_code.co_filename, code.f_lineno))
         if order in {"go", "mute"} or (order == "late" and statement == "commit"):
             return order
-        self.lost = not undo_all(self.inner)  # as the server does; another process may use it
+        # The server would undo it too. Then another process can use the session.
+        self.lost = not undo_all(self.inner)
         if order == "cut":
             reason = "the connection was cut"
             raise ConnectionLost(statement=statement, reason=reason)

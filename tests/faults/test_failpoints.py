@@ -52,19 +52,19 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.faults
 
 PACKAGE = Path(sqlq_spark.__file__).parent
-# modules and functions whose statements are not struck: they read only, or …
+# Modules and functions at whose statements nothing is killed. Without a comment: they only read.
 ELSEWHERE = {
     *("receive.browse", "receive.driver._freeze", "receive.driver._check_owner", "send.throttle"),
     *("receive.driver.find_above", "send.subscriptions._read", "send.dispatch.last_sent"),
-    "receive.driver.purge",  # … take what is meant to be lost
-    "send.dispatch.give_up",  # … are one transaction of a job
-    *("send.subscriptions.subscribe", "send.subscriptions._replace"),  # … touch no message
+    "receive.driver.purge",  # deletes messages on purpose
+    "send.dispatch.give_up",  # a single transaction of a job
+    *("send.subscriptions.subscribe", "send.subscriptions._replace"),  # touch no message
     "send.subscriptions.unsubscribe",
 }
-DEATHS = 8  # of one process in a trip
+DEATHS = 8  # how often one process dies in a trip at most
 LIFE = 10**8  # milliseconds
 TOPIC = "Shop.Billed"
-# where messages of a kind are in the end
+# kind of message → where it is in the end
 ENDS = {
     "home": "atomic",
     **dict.fromkeys(["poison", "large", "nowhere", "undeliverable"], "error"),
@@ -246,7 +246,7 @@ def send_by_name(walk: Walk) -> None:
 
 
 def send_otherwise(walk: Walk) -> None:
-    """Give one write up, which a later one without a name cleans up; send one at least once."""
+    """Give up a write, whose chunks a later write deletes. Send another write at least once."""
     world, (one, other) = walk.world, (f"{NAMELESS_SINK}{uuid.uuid4()}" for _ in range(2))
     given_up = [{"queue": walk.names["billing"], "headers": "{}", "body": b"given up"}]
     walk.done("stage", partial(walk.stage, one, 0, given_up))

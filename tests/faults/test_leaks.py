@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.faults]
 
 BATCHES = int(os.environ.get("SQLQ_LEAK_BATCHES", "30"))
-MESSAGES = 5  # in a batch
+MESSAGES = 5  # messages of a batch
 WIDE = 3 if BATCHES < 1000 else 1  # how much a bound is widened: a short run is less even
-# A state table of such small batches: what one minute, the pause of autovacuum, leaves in it.
+# Bounds for a state table: what gathers in it during a minute, the pause of autovacuum.
 SIZE, DEAD = 4 << 20, 5000  # bytes, rows
 PINNED = int(os.environ.get("SQLQ_PINNED_MESSAGES", "20000"))
 OURS = """
@@ -122,7 +122,8 @@ def test_a_pinned_snapshot_does_not_slow_a_stream(
 
         dead = sum(row[2] for row in place.sql(TABLES, place.schema))
     assert queue.count() == 0
-    # else nothing was pinned; the server's statistics may not know of the last batches yet
+    # Otherwise nothing was pinned. The server's statistics may not count the last batches yet.
     assert dead >= 0.9 * PINNED
-    # a peek, a receive, and a few from the very beginning; walking over the dead: 25 and more
+    # A peek and a receive read each entry, and so do a few looks from the very beginning. If each
+    # look walked over the dead rows, there would be 25 reads and more.
     assert (place.sql(read, place.schema)[0][0] - before) / PINNED < 6

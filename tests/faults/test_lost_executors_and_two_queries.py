@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from spark.stand import Queue
 
 pytestmark = [pytest.mark.spark, pytest.mark.faults]
-HOLD = 100  # of a task's 1,000 rows
+HOLD = 100  # the row at which a task waits, of 1,000
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_an_executor_killed_decommissioned_or_frozen_in_mid_task(
 
     SIGPWR decommissions: it takes no more tasks, ends the one it has, and goes. SIGSTOP: its tasks
     are done elsewhere, and when it goes on, Spark drops its rows. All tasks hold until the signal:
-    a cold executor would else lose its own to a speculative attempt.
+    otherwise a cold executor would lose its task to a speculative attempt.
     """
     queue.fill(0, 2000)
     order = cluster.order()

@@ -3,8 +3,8 @@ Every message is in one place, whatever happens: hypothesis searches for a count
 
 Rules come in any order, one statement at a time. A rule picks its driver, process or query by a
 number, modulo how many there are, so that hypothesis can make a counterexample small. No rule has a
-precondition, and none draws as it runs. What is drawn must not depend on who got a lock first,
-because hypothesis runs a beginning again and would refuse.
+precondition, and none draws as it runs. What is drawn must not depend on who got a lock first:
+hypothesis repeats the beginning of an example, and fails if it then draws something else.
 
 Examples are the same in each run. SQLQ_MODEL_EXAMPLES asks for so many new ones. The last lines of
 a run say how much was done.
@@ -226,7 +226,7 @@ def test_every_message_is_in_one_place_whatever_happens(world: World) -> None:
 def open_always(connection: Connection, stream: str, spark_batch: SparkBatch, queue: str) -> Fence:
     """Let a task receive for a batch that was acknowledged. Nobody will read its receipt."""
     read_fence(connection, stream, spark_batch, queue)
-    # the high-water mark is a second fence
+    # without a high-water mark, which would refuse the task too
     return Fence(acked_batch=-1, plan_high_water=None, is_reader=True)
 
 
@@ -239,7 +239,7 @@ def new_always(*_: object) -> bool:
 def test_the_model_finds_a_message_that_is_lost_without_a_rule(
     world: World, monkeypatch: pytest.MonkeyPatch, rule: str, lacking: Callable[..., object]
 ) -> None:
-    """A second run of what was found may differ by who gets a lock, so it may be flaky."""
+    """When hypothesis repeats the example, locks may go to others. Then it calls it flaky."""
     monkeypatch.setattr(receiving, rule, lacking)
 
     with pytest.raises((Lost, FlakyFailure)) as found:

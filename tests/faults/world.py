@@ -48,7 +48,7 @@ EMPTIED = (
 )
 INPUTS = ["orders", "invoices"]  # the queue of each source of a query
 HEARING = ["billing", "shipping"]  # the queues that get a copy of what is published
-HEADERS = {"poison": "[]", "large": '{"Note": "%s"}' % ("x" * 30_000)}  # of a kind of message
+HEADERS = {"poison": "[]", "large": '{"Note": "%s"}' % ("x" * 30_000)}  # by kind
 
 
 @lru_cache(maxsize=10_000)
@@ -77,7 +77,7 @@ class World:
         self.stage, self.dotnet, self.queues = stage, dotnet, queues
         self.source, self.targets = source, targets
         self.rival = dotnet.consumer()
-        self.order: Callable[[Work], Order] = lambda _: "go"  # what a step does, unless it is said
+        self.order: Callable[[Work], Order] = lambda _: "go"  # what a step does by default
         self.begin()
 
     def begin(self) -> None:
@@ -85,7 +85,8 @@ class World:
             self.ask(f"DELETE FROM {{state}}.{table}")
         for queue in self.queues.values():
             self.dotnet.dba.empty(queue)
-        self.clock: Callable[[], float] = count(1000.0, 2.0).__next__  # a peek pauses for less
+        # each call is 2 s later, which is more than a peek's pause
+        self.clock: Callable[[], float] = count(1000.0, 2.0).__next__
         self.jobs: list[Work] = []
         self.drivers: list[Driver] = []
         self.checkpoints: list[Checkpoint] = []
@@ -93,8 +94,8 @@ class World:
         self.sinks: dict[Kind, Sink] = {}
         self.sent: dict[bytes, str] = {}  # body → kind
         self.hand: list[bytes] = []  # messages that a job will send
-        self.held: list[bytes] = []  # by the competitor, not committed
-        self.taken: list[bytes] = []  # by the competitor
+        self.held: list[bytes] = []  # messages that the competitor holds, not committed
+        self.taken: list[bytes] = []  # messages that the competitor has received
         self.dropped: list[bytes] = []
         self.expired = 0  # messages whose count went with a receipt
         self.owners: dict[str, Checkpoint] = {}  # stream → a checkpoint that knew it
@@ -298,7 +299,8 @@ class World:
                 assert self.before[key].state == "settled"
 
         job = self.spawn(move, run, move, on_commit=committed, on_end=end)
-        if not self.owners[key[0]].shared:  # nobody may begin to read it meanwhile
+        # otherwise a driver could begin to read the receipt meanwhile
+        if not self.owners[key[0]].shared:
             self.run(job)
             self.step(job, "die")
 

@@ -120,8 +120,8 @@ $do$;
 -- get the words of the code: `plan` is `stored_plan`, `plan_after` is `plan_high_water`, Spark's number
 -- of a batch is `spark_batch`, and a sink's is `sink_batch`. The release of version 3 reads the old
 -- names, so its streams and sinks end at their next statement. All rows stay as they are. `version_4` is
--- a column that is always null. The statements of a release name the column of its version, so they fail
--- when a later step has renamed it. A login that may write `sink_batch` of dispatch_log gets the right to
+-- a column that is always null. The statements of the release of version 4 name it, so they fail when a
+-- later step has renamed it. A login that may write `sink_batch` of dispatch_log gets the right to
 -- write `destination`. A login that may write `stream` gets the right to use `query_reader`.
 -- Locks:   stream, receipt, staging, staging_page and dispatch_log as a whole, until commit. Waits for
 --          tasks and drivers that run.
@@ -184,9 +184,10 @@ $do$;
 
 -- State tables of version 4 become those of version 5. Tables of another version are left alone.
 -- Adds the table `heartbeat`, the names of queries, and `stream.removed`. All rows stay as they are.
--- The statements of a release name the column of its version, so they fail after this step. A login that
--- may write the column beside a new column may write the new one. A login that may write `stream` may use
--- `heartbeat`.
+-- It renames `version_4` to `version_5`. The statements of the old release name `version_4`, so they fail
+-- after this step. Logins that may update `acked_batch` get the right to update the new columns of
+-- `stream`. Logins that may insert `spark_batch` get the right to insert the new column of `receipt`. A
+-- login that may write `stream` may use `heartbeat`.
 -- Locks:   stream, receipt and dispatch_log as a whole, until commit. Waits for tasks and drivers that run.
 DO $do$
 DECLARE

@@ -146,8 +146,8 @@ END;
 -- get the words of the code: `plan` is `stored_plan`, `plan_after` is `plan_high_water`, Spark's number
 -- of a batch is `spark_batch`, and a sink's is `sink_batch`. The release of version 3 reads the old
 -- names, so its streams and sinks end at their next statement. All rows stay as they are. `version_4` is
--- a column that is always null. The statements of a release name the column of its version, so they fail
--- when a later step has renamed it. A login that may write `stream` gets the right to use `query_reader`.
+-- a column that is always null. The statements of the release of version 4 name it, so they fail when a
+-- later step has renamed it. A login that may write `stream` gets the right to use `query_reader`.
 -- Each statement is executed as text, because a batch that names a column which does not exist yet does
 -- not compile. A column that a constraint names cannot be renamed, so constraints of `stream` are made
 -- again.
@@ -197,8 +197,9 @@ END;
 
 -- State tables of version 4 become those of version 5. Tables of another version are left alone.
 -- Adds the table `heartbeat`, the names of queries, and `stream.removed`. All rows stay as they are.
--- The statements of a release name the column of its version, so they fail after this step. A login that
--- may write `stream` may use `heartbeat`. Each statement is executed as text, as in migrate_4.
+-- It renames `version_4` to `version_5`. The statements of the old release name `version_4`, so they fail
+-- after this step. A login that may write `stream` may use `heartbeat`. Each statement is executed as
+-- text, as in migrate_4.
 -- Locks:   stream, receipt and dispatch_log as a whole, until commit. Waits for tasks and drivers that run.
 DECLARE @before_5 int, @text_5 nvarchar(max) = N'';
 IF OBJECT_ID(N'[sqlqueue_orders].version', N'U') IS NOT NULL

@@ -44,9 +44,9 @@ class Tenant(Database):
     login: str  # also the schema that belongs to the login
     reader: str  # its roles
     sender: str
-    url: str  # as this login
+    url: str  # logs in as this login
     queue: str  # a canonical address; the table belongs to the superuser, as after a DBA's script
-    connection: psycopg.Connection[tuple[Any, ...]]  # of this login, in autocommit
+    connection: psycopg.Connection[tuple[Any, ...]]  # a session of this login, in autocommit
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ class Stream:
         """Begin a new stream, or continue after an offset of a checkpoint."""
         given = {"url": url, "queue": queue, "stateSchema": place.state}
         self.options = SourceOptions.parse(given | {"queryTimeout": f"{TIMEOUT}s"} | raw)
-        ticks = count(1000.0, 2.0)  # a peek pauses for less
+        ticks = count(1000.0, 2.0)  # each call is 2 s later, more than a peek's pause
         self.loop = StreamDriver(self.options, lambda: next(ticks), doctor.at_start)
         self.end = end
 

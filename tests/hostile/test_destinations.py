@@ -337,7 +337,7 @@ def test_what_a_login_without_the_table_adds_is_refused(scene: Scene, kind: str)
 
     with pytest.raises(TableRefused), transaction(connection):
         use(connection, [address], DELETE)
-    if kind == "foreign key":  # no row is deleted
+    if kind == "foreign key":  # allowed for a send, which deletes no row
         scene.send(audit)
     else:
         with pytest.raises(TableRefused):
@@ -373,7 +373,7 @@ def test_no_code_of_an_attacker_runs_by_a_look_at_the_backlog(scene: Scene) -> N
 
 def test_a_header_directs_no_message_into_a_table_of_another_owner(scene: Scene) -> None:
     """
-    The table may run nothing, and the stream may have the right to insert.
+    It is refused even if the table runs no code, and the stream has the right to insert.
 
     The reason names the option that allows it.
     """
@@ -397,7 +397,7 @@ def test_no_retry_is_acknowledged_in_a_table_of_another_owner(scene: Scene) -> N
     scene.arm("none")
     places = [scene.trap, scene.table("error")]
     given = {"url": scene.shop.url, "delivery": "atLeastOnce"}
-    given |= {"trustedOwners": scene.mallory.login}  # whose table it is, is not enough
+    given |= {"trustedOwners": scene.mallory.login}  # a trusted owner alone is not enough
     listed = given | {"allowedDestinations": scene.trap}
 
     sent = [
@@ -541,7 +541,7 @@ def test_a_schema_that_is_renamed_beside_a_send_leads_into_no_trap(
     with pytest.raises(OwnerNotTrusted, match=f"belongs to {login}"):
         scene.send(f'"{clean}"."trap"', gap)
 
-    if gap.before:  # it was refused before that statement
+    if gap.before:  # the send was refused before it ran that statement
         swap()
     assert scene.place.sql(f"SELECT * FROM {clean}.loot") == []
     assert scene.rows(f"{clean}.trap") == scene.rows(f"{login}_other.trap") == []
@@ -556,7 +556,7 @@ def test_a_table_that_is_swapped_beside_a_send_is_refused_or_stays(scene: Scene)
     again = f"DROP TABLE {scene.trap}; CREATE TABLE {scene.trap} ({COLUMNS}); {OPEN.format(login)}"
     again += f"; {code('trigger', login)}"
     scene.mallory.sql("SET lock_timeout = '100ms'")
-    given = {"trustedOwners": login}  # until the table is locked nothing else keeps it
+    given = {"trustedOwners": login}  # so only the lock can prevent the swap
 
     def fail_to_swap() -> None:
         with pytest.raises(psycopg.errors.LockNotAvailable):
@@ -654,7 +654,7 @@ def forge(scene: Scene, queue: str) -> list[str]:
 
 
 def test_a_forged_receipt_runs_no_code_and_gets_no_message_into_a_queue(scene: Scene) -> None:
-    """A superuser returns it to the attacker's table or to a queue. Only --allow returns it."""
+    """A superuser cannot return it to the attacker's table or to a queue, except with --allow."""
     scene.arm()
     words = forge(scene, scene.shop.queue)
 

@@ -108,7 +108,7 @@ def test_a_stored_plan_that_cannot_be_read_is_a_clear_error(place: Place, stream
 
 
 def test_a_dispatch_log_that_is_ahead_is_an_error(place: Place, shop: Tenant) -> None:
-    """A new batch is not dropped as one that was sent; a replay of the one before still is."""
+    """A new batch is not skipped as sent before. A replay of the last one still is."""
     writer = Writer(place, shop.url, shop.queue)
     writer.send(b"first", 4)
     assert writer.send(b"replay", 3) == 0
@@ -307,7 +307,7 @@ SELECT c.oid::regclass::text
  ORDER BY c.relname
 """
 MODES = ("ACCESS EXCLUSIVE", "ROW EXCLUSIVE", "ACCESS SHARE")
-# what one may try on a table; of each some need a right of their own
+# What a login may try on another team's table. The statements need different rights.
 ATTACKS = (
     "SELECT count(*) FROM {0}",
     "DELETE FROM {0}",
@@ -325,9 +325,9 @@ class Team:
 
     name: str
     place: Place  # with its state schema
-    url: str  # as its login
+    url: str  # logs in as the team's login
     queue: str
-    connection: psycopg.Connection[Any]  # of its login
+    connection: psycopg.Connection[Any]  # a session of the team's login
 
     @property
     def state(self) -> str:

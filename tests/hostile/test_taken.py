@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 POISON = "INSERT INTO {} (id, headers, body) SELECT gen_random_uuid(), '[]', 'poison'"
 PLANT = "INSERT INTO {} (id, headers, body, seq) SELECT gen_random_uuid(), '{{}}', 'planted', n"
-LARGEST = 2_147_483_647  # of the transport's seq
+LARGEST = 2_147_483_647  # the highest seq of the transport's type
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_no_seq_beyond_80_percent_of_the_type_is_skipped(bench: Bench) -> None:
 
 
 def test_a_login_that_may_only_insert_gets_past_a_few_seqs(bench: Bench) -> None:
-    """Each attempt uses up a seq; beyond them the error says what is wrong."""
+    """Each attempt uses up one taken seq. If there are more, the error says what is wrong."""
     with bench.login_with_rights("SELECT, DELETE, UPDATE (seq)") as (login, connection):
         bench.dotnet.dba.grant(login, "INSERT", bench.error_queue)
         for planted, is_moved in ((ATTEMPTS - 1, True), (ATTEMPTS, False)):

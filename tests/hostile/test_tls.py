@@ -167,7 +167,7 @@ def test_less_is_allowed_where_it_is_written_with_one_warning(
     ],
 )
 def test_what_another_machine_is(url: str, *, remote: bool) -> None:
-    """It is any host but this machine's loopback addresses and sockets. One of several counts."""
+    """It is any host but loopback addresses and sockets. One such host of several is enough."""
     target = Target.parse(url, {})
 
     assert target.remote is remote

@@ -174,7 +174,7 @@ def submitted(program: Path, words: list[str], folder: Path) -> Iterator[Running
         for name, value in {**SETTINGS, **own}.items()
         for word in ("--conf", f"{name}={value}")
     ]
-    # should the tests be killed, the JVM dies with them, and what hangs on it
+    # if the tests are killed, the JVM and the processes that it started die too
     bound = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
     command = [*bound, str(SPARK_HOME / "bin" / "spark-submit"), *said]
     command += ["--master", "local[16]"]  # a task that is held keeps no other waiting

@@ -42,7 +42,7 @@ class World:
     place: Place
     folder: Path
     spark: SparkSession
-    stack: ExitStack  # of what lasts until the end of all tests
+    stack: ExitStack  # closes at the end of all tests what lasts until then
     target: Any = None  # another queue or session
     job: str = ""
     moment: Callable[[], object] = bool
@@ -209,7 +209,7 @@ def audited(world: World) -> None:
 
 
 def test_audit_to_delta_between_two_batches(worlds: dict[str, World]) -> None:
-    """Headers that no endpoint should write stop nothing; an old date is the receipt's."""
+    """Odd headers stop nothing. For a date too old or in the future that of the receipt is used."""
     world = worlds["audited"]
     today = world.place.sql("SELECT (now() AT TIME ZONE 'UTC')::date")[0][0]
     left = world.queue.count()

@@ -107,7 +107,7 @@ def test_a_stream_names_no_queue_that_runs_code_of_its_owner(queue: Queue, tenan
     """
     Each is skipped with a finding, and the job does the others.
 
-    A queue that an option names is the error, because a superuser runs the job. A queue that
+    A queue that an option names raises an error, because a superuser runs the job. A queue that
     another session has locked stops no other.
     """
     tables = ("victim", "good", "slow", "locked")

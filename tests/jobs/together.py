@@ -60,12 +60,12 @@ def listen(session: SparkSession, folder: str, options: str) -> int:
     return 0
 
 
-OTHERS: dict[str, Callable[..., int]] = {"page": page, "listen": listen}  # what is no job
+OTHERS: dict[str, Callable[..., int]] = {"page": page, "listen": listen}  # these are no jobs
 
 
 def run(session: SparkSession, jobs: list[list[str]]) -> int:
     """Run jobs one after the other, up to the first that fails."""
-    if hasattr(session, "sparkContext"):  # it is active in the thread that made it only
+    if hasattr(session, "sparkContext"):  # a session is only active in the thread that made it
         jvm = SparkSession._get_j_spark_session_class(session._jvm)  # noqa: SLF001
         jvm.setActiveSession(session._jsparkSession)  # noqa: SLF001
     else:

@@ -63,7 +63,7 @@ class Touch:
 
     def look(self, mode: str = "S", *, kept: bool = False, covered: bool = False) -> Block:
         """
-        Return what reads the row.
+        Return the steps that read the row.
 
         `covered` means that the index has all columns that are read.
         """
@@ -76,16 +76,16 @@ class Touch:
         return tuple(Get(place, mode, past, kept, self.fact) for place in dict.fromkeys(places))
 
     def change(self) -> Block:
-        """Return what finds a row to change. It takes an update lock, and keeps it."""
+        """Return the steps that find a row to change. They take an update lock, and keep it."""
         return self.look("U", kept=True)
 
     def delete(self) -> Block:
-        """Return what finds the row, then locks it and its keys. No hint applies to these locks."""
+        """Return the steps that find the row, and lock it and its keys. No hint applies to them."""
         locks = (Get(place, "X", row=self.fact) for place in (self.place(), *self.keys()))
         return (*self.change(), *locks, Put(self.fact, present=False))
 
     def insert(self, otherwise: str = "duplicate key") -> Block:
-        """Return what the Insert operator does: a test of the gap, the row, then its keys."""
+        """Return the steps of the Insert operator: test the gap, lock the row, then its keys."""
         first, keys = Get(self.place(), "X"), [Get(key, "X") for key in self.keys()]
         if self.table in HEAPS:  # these have no unique key, so there is no gap to test
             return (first, *keys, Put(self.fact))
@@ -104,7 +104,7 @@ class Touch:
         return (*gap, Get(self.place(), mode, kept=False), needs)
 
     def do(self, verb: str, flag: str) -> Block:
-        """Return what one part of a path does with the row."""
+        """Return the steps of one part of a path."""
         expires = replace(self, index="Index_Expires", hints=self.hints - {"UPDLOCK"})
         moved = replace(self, table="queue", row=f"moved-{self.row}")
         verbs: dict[str, Block] = {

@@ -235,14 +235,14 @@ GROUPS = {
         "endpoint-publishes": "transport.subscribers 1 2",
     },
 }
-PAIRS_ONLY = {"browse", "send", "delay", "divert"}  # no one waits twice for a lock of theirs
+PAIRS_ONLY = {"browse", "send", "delay", "divert"}  # no session waits twice for their locks
 # the rows at the start
 START = {
     "queue": "1 e2",
     "delayed": "1 2",
     "stream": "1 2",
     "query_reader": "1 2",
-    "receipt": "0",  # of an earlier task
+    "receipt": "0",  # the receipt of an earlier task
     "receipt_page": "0",
     "dispatch_log": "a b x y",
     "staging": "a b x",  # chunks of the sinks a and b, and one that was abandoned

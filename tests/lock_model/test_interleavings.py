@@ -127,7 +127,7 @@ def problems(group: str, names: Sequence[str], found: Found) -> set[str]:
 @pytest.mark.parametrize("sessions", [2, 3])
 @pytest.mark.parametrize("group", GROUPS)
 def test_sessions_that_meet_do_no_harm(group: str, sessions: int) -> None:
-    """No order of statements gives an unknown deadlock or wait, a stale receipt, or half a row."""
+    """In no order is there an unknown deadlock or wait, a stale receipt, or missing pages."""
     told = {names: problems(group, names, found) for names, found in met(group, sessions)}
 
     assert {names: each for names, each in told.items() if each} == {}

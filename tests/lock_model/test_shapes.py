@@ -30,7 +30,7 @@ def test_the_tables_and_hints_of_a_path_are_those_of_its_statement(name: str) ->
     text = STATEMENTS.get(name, "")
     if name.startswith("transport."):
         table = next(each for each in ("delayed", "subscriptions", "queue") if each in SHAPES[name])
-        text = _SQLSERVER.get(name.partition(".")[2], "DELETE FROM {queue}")  # `purge` is on both
+        text = _SQLSERVER.get(name.partition(".")[2], "DELETE FROM {queue}")  # the endpoint's purge
         text = text.replace("{queue}", f"{{{table}}}").replace("{to}", "{queue}")
 
     assert skeleton(text) == SHAPES[name]

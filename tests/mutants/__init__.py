@@ -24,7 +24,7 @@ class Fault:
     old: str  # a text that occurs exactly once
     new: str  # the text that replaces it
     tests: list[str]  # the fastest tests that fail with it: pytest's node ids, in the folder tests
-    statement: str | None = None  # of an SQL file: the text is looked for in this statement only
+    statement: str | None = None  # in an SQL file, only this statement is searched for the text
 
     @property
     def path(self) -> str:

@@ -1,4 +1,4 @@
-"""The shop of the documents."""
+"""The fixture `shop`: the database in which the code of the documents runs."""
 
 from .shop import shop
 

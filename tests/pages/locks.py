@@ -16,22 +16,22 @@ from sqlq_spark.database.statements import FILES, sql
 
 # what a plain SELECT keeps on each
 DIALECTS = {"postgresql": "no row", "sqlserver": "keeps none"}
-ABSENT = "-"  # of a statement that one of them lacks
-# for statements whose comments do not name locks: the first words that they contain
+ABSENT = "-"  # in place of the locks, if one dialect lacks the statement
+# a word of a statement whose comment names no lock → its locks; the first match counts
 USUAL = {
     "INSERT|MERGE": "the rows it writes, until commit",
     "DELETE": "the rows it deletes, until commit",
     "UPDATE": "the rows it changes, until commit",
     "CREATE TABLE": "the table that it creates, until commit; none that is there",
 }
-UNTIL = ", until (?:commit|the transaction ends)"  # the page says it once
+UNTIL = ", until (?:commit|the transaction ends)"  # left out: the page says it once for all
 # no row, the rows that the statement is there to change, or the table; the page says this once too
 USUALLY = re.compile(
     "-|no row|keeps none(?:, waits for no row)?|an advisory lock|(?:an|the) application lock.*"
     "|the (?:rows?|tables?) (?:that )?it (?:write|delete|change|create)s"
     "(?:; (?:none|nothing|begin_receipt) .*)?|.*them already"
 )
-# of tasks, of a dispatch, and of those who install; the others run once, or when a user asks
+# SQL files with statements that run in tasks, dispatches and installs. Others run seldom.
 CONCERNS = ["schema", "peek", "receive", "trust", "receipts"]
 CONCERNS += ["staging", "subscriptions", "delayed", "browse"]
 

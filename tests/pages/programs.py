@@ -1,4 +1,4 @@
-"""Command lines in the documents: the names of ours in them must exist. Nothing is started."""
+"""Command lines in the documents: our names in them must exist. Nothing is started."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def lines(text: str) -> list[str]:
 
 
 def split(line: str) -> list[str]:
-    """The words of a command. A variable of ours before it must be read somewhere."""
-    # shlex would see a comment in the middle of a word
+    """Split a command into words. A variable SQLQ… before it must be one that some code reads."""
+    # not shlex's own comments, because it would begin one in the middle of a word
     words = shlex.split(re.sub(r"\s(?:#.*|>>? \S+$)", "", line))
     while "=" in words[0] and not words[0].startswith("-"):
         name = words.pop(0).partition("=")[0]

@@ -16,7 +16,7 @@ WATCH = "conformance/test_watch.py::test"
 TAKEN = "hostile/test_taken.py::test"
 POISON = "conformance/test_poison.py::test"
 
-# of the table of docs/security.md
+# row of the table of docs/security.md → its test
 ATTACKS = {
     "large-headers": f"{MESSAGES}_a_million_bytes_of_tiny_headers_are_moved_unread",
     "frozen-end": (

@@ -50,10 +50,10 @@ class Shop(Database):
     folder: Path
     connection: psycopg.Connection[tuple[Any, ...]]
     capture: pytest.CaptureFixture[str]
-    names: dict[str, Any] = field(default_factory=dict)  # of the page's Python
+    names: dict[str, Any] = field(default_factory=dict)  # the variables of the page's Python
     words: dict[str, str] = field(default_factory=dict)  # word of a page → ours
-    printed: str = ""  # by the last command
-    rows: list[Any] = field(default_factory=list)  # of the last SQL
+    printed: str = ""  # what the last command printed
+    rows: list[Any] = field(default_factory=list)  # the rows of the last SQL
     seen: str = ""  # all that blocks printed or returned
 
     def count(self, *tables: str) -> list[int]:
@@ -184,7 +184,7 @@ class Stream:
 @pytest.fixture
 def shop(server: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Shop]:
     """Give a database of its own, with the state tables and the documents' queues."""
-    logging.getLogger("py4j").setLevel(logging.WARNING)  # of each call, which pytest would keep
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # pytest would keep all its lines
     with (
         own_database(server) as place,
         mock.patch.dict(os.environ, {"SQLQUEUE_URL": place.url}),

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from .shop import Shop, Stream
 
 ORDERS, RECEIPTS = '"Shop.Orders"', "sqlqueue.receipt"
-STREAM = "8f14e45f-ceea-467f-a0d9-0d3f6d3b2c11"  # as the pages name one
+STREAM = "8f14e45f-ceea-467f-a0d9-0d3f6d3b2c11"  # the stream's id in the pages
 MESSAGE = "8f14e45f-ceea-467f-a0d9-0d3f6d3b2c12"
-# of a read: another value than the default
+# option of a read → a value that is not its default
 CHANGES = {
     "url": "{other}",
     "headersFormat": "json",
@@ -114,7 +114,7 @@ def test_the_commands_of_a_runbook(
     shop.run(*blocks(f"docs/{page}.md", group))
 
     assert said.format(stream=stream.id) in shop.seen
-    assert shop.count("error") == [before == FAILED]  # one of another exception
+    assert shop.count("error") == [before == FAILED]  # one failed with another exception
 
 
 def test_checkpoint_lost(shop: Shop, stream: Stream) -> None:

@@ -59,7 +59,7 @@ class Case:
     """Pages that are run together, and the rows that they leave."""
 
     pages: tuple[str, ...]
-    counts: dict[str, int]  # of a queue, of a table of the lake, such as `delta raw`, or `name x`
+    counts: dict[str, int]  # a queue, a table of the lake (`delta raw`) or `name x` → its rows
     before: Callable[[Shop], object] = lambda _: None
     after: Callable[[Shop], object] = lambda _: None
 
@@ -271,7 +271,7 @@ def test_the_code_of_the_page_of_failed_messages(spark: SparkSession, shop: Shop
     optional = {f"NServiceBus.ExceptionInfo.{each}" for each in ("Source", "StackTrace")}
     assert spark.read.format("delta").load(f"{shop.folder}/orders").count() == 3
     assert failed.keys() - returned.keys() == named - kept - optional
-    # of the error queue: ServiceControl has not asked for an answer
+    # the message of the error queue: ServiceControl has not asked for an answer
     assert shop.count("error", '"Shop.Orders.Delayed"') == [0, 1]
 
 
@@ -315,7 +315,7 @@ def test_the_table_of_headers_has_those_that_are_sent(spark: SparkSession, shop:
 
 
 def test_a_listener_sends_what_the_table_of_alerts_names(spark: SparkSession, shop: Shop) -> None:
-    """It reports later batches, when another one was acknowledged, and the end of the query."""
+    """It exports what batches received once they are acknowledged, and the end of the query."""
     file = shop.folder / "orders.prom"
     [listener] = blocks("docs/guide/monitoring.md", "listener")
     text = listener.text.replace("/var/lib/node_exporter/orders.prom", str(file))
@@ -392,7 +392,7 @@ def handled(shop: Shop, messages: int, kind: str, endpoint: str, day: int, **mor
 
 @pytest.mark.faults
 def test_the_recipes_around_servicecontrol(spark: SparkSession, shop: Shop) -> None:
-    """The first is killed between its two writes; what it passes on is equal byte for byte."""
+    """The first recipe is killed between its two writes. It passes messages on byte for byte."""
     create, streams, *replay_and_views, ask = blocks("docs/recipes.md")
     shop.sqlqueue("create", "audit")
     shop.run(create)

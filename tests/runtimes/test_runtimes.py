@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# the wheel has a delta too, without types
+# mypy reports this name, because the wheel has a module `delta` without types
 KNOWN = "configure_spark_with_delta_pip"
 
 

@@ -96,7 +96,7 @@ def test_a_life_is_by_the_databases_clock(place: Place, monkeypatch: pytest.Monk
     writer = BatchWriter(SinkOptions.parse(options), schema)
     hour = datetime.now(UTC) + HOUR
     clock = type("Late", (datetime,), {"now": classmethod(lambda _, _tz: hour - 3 * HOUR)})
-    monkeypatch.setattr(messages, "datetime", clock)  # of an executor that is two hours behind
+    monkeypatch.setattr(messages, "datetime", clock)  # two hours behind the database
 
     columns = {"body": [b"{}"], "expires": pa.array([hour], EXPIRES)}
     writer.write(iter([pa.record_batch(columns)]))

@@ -57,7 +57,7 @@ def test_delayed_messages_are_apart_from_the_others() -> None:
 
 
 def test_a_chunk_without_a_delay_is_the_others() -> None:
-    """With columns for delays and without them, and the chunk is not copied."""
+    """This holds with and without columns for delays. The chunk is not copied."""
     for more in ((), (*CHUNK_DELAYS.values(),)):
         chunk = chunk_of({"queue": "a"}, more=more)
 
@@ -134,7 +134,7 @@ def test_a_row_keeps_an_id_that_it_has() -> None:
 
 
 def test_a_fault_is_read_as_it_was_written() -> None:
-    """It is a text, because a chunk may lie in the staging."""
+    """A fault is stored as text, because a chunk may be staged before its faults are read."""
     fault = read_fault(write_fault(3, 17, 'queue is not "UTF-8"'))
 
     assert isinstance(fault, BadMessage)

@@ -82,7 +82,7 @@ def check_refused(batch: pa.RecordBatch, reason: str, **raw: Any) -> None:
 def test_a_bad_row_is_refused_by_its_number(
     given: dict[str, Any], raw: dict[str, Any], reason: str
 ) -> None:
-    """So is one that does not fit the options. The number is right in a slice too."""
+    """A row that does not fit the options is refused too. The number is right in a slice too."""
     batch = frame(2, **given)
 
     check_refused(batch, reason, **raw)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-# for a short-lived JVM on few cores: C1 alone, one collector thread, no second look at classes
+# For a short-lived JVM on few cores: only the compiler C1, a collector with one thread, and no
+# verification of classes.
 SHORT_LIVED = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
@@ -37,7 +38,7 @@ DELTA: dict[str, Any] = {
 }
 # a session on this machine alone, with little to do
 SMALL = {
-    "spark.databricks.delta.snapshotPartitions": "2",  # of small tables, not 50
+    "spark.databricks.delta.snapshotPartitions": "2",  # for small tables; the default is 50
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",

@@ -471,10 +471,10 @@ def test_a_failure_begins_a_trace_only_if_the_message_has_one(spark: SparkSessio
 
 
 def test_messages_that_cannot_be_sent_on_raise_an_error(spark: SparkSession) -> None:
-    """Corrupt headers would arrive as none; what was not returned cannot be acknowledged.
+    """Headers are corrupt, or a message that ServiceControl did not return is acknowledged.
 
-    `is_retried` selects what can be. One answer with an id of another form fails a whole batch of
-    ServiceControl's.
+    `is_retried` selects the messages that can be acknowledged. ServiceControl fails a whole batch
+    of answers if one of them has an id that is no GUID.
     """
     others = [{n: t for n, t in RETRIED.items() if n != left} for left in [*RETRIED][1:]]
     blank = RETRIED | {"ServiceControl.Retry.AcknowledgementQueue": ""}
@@ -501,7 +501,7 @@ def test_messages_that_cannot_be_sent_on_raise_an_error(spark: SparkSession) -> 
 
 
 def test_what_cannot_be_meant_is_refused_at_once(spark: SparkSession) -> None:
-    """A missing `json=True` is no column of nulls; no delay is guessed, and no type."""
+    """An error is raised for a missing `json=True`, an unreadable delay, and a bad type."""
     with pytest.raises(AnalysisException, match="MAP"):
         messages(spark, [], as_json=True).select(message_type("headers"))
     with pytest.raises(AnalysisException, match="from_json"):
@@ -529,7 +529,7 @@ def test_values_may_stand_in_each_row(spark: SparkSession) -> None:
 
 
 def test_the_page_lists_each_function_with_arguments_and_columns(spark: SparkSession) -> None:
-    """The columns never name the source queue: the sink refuses its option topics beside it."""
+    """None has the source's column `queue`, beside which the sink refuses the option topics."""
     rows = re.findall(r"^\| `(\w+)(?:\((.*?)\))?` \| (.*?) \|", PAGE, flags=re.MULTILINE)
     frame = messages(spark, [])
     lists = {"return_to_source": return_to_source(), "acknowledge_retries": acknowledge_retries()}
@@ -551,7 +551,7 @@ def test_the_page_lists_each_function_with_arguments_and_columns(spark: SparkSes
 
 
 def test_a_replayed_batch_fails_the_same_messages_with_the_same_headers(queue: SparkQueue) -> None:
-    """Its time is the batch's; each is in the error queue once."""
+    """The time of failure is that of the batch. Each message is in the error queue once."""
     errors = queue.another("error")
     queue.fill(0, 20)
     calls: list[list[str]] = []

@@ -49,7 +49,7 @@ def test_messages_of_net_endpoints_become_columns_and_are_written_back(queue: Sp
     read = queue.reader(stateSchema="absent", maxConcurrency=3).load().orderBy("seq")
     raw = queue.reader(headersFormat="json").load().orderBy("seq").drop("id")
     back = queue.another("back")
-    whole = read.where("headers['NServiceBus.ConversationId'] IS NOT NULL")  # needs no more headers
+    whole = read.where("headers['NServiceBus.ConversationId'] IS NOT NULL")  # complete as they are
 
     assert read.first() == read.first()
     assert_df_equality(read.drop("id"), expected)

@@ -101,7 +101,7 @@ def test_failures_of_one_kind_have_one_digest_and_others_another(spark: SparkSes
     assert all(len(each) == 16 for group in groups for each in group)
 
 
-# of each a text can have very many: blanks, words, calls, and what Java takes for the end of a line
+# Units that a text may repeat very often: blanks, words, calls, and Java's ends of lines.
 UNITS = (" ", " a", "x(", "\n", " \u2028", " \u0085x ", " \u2029x", "\r x ", "\x0b \f", "\n at x(")
 
 
@@ -379,7 +379,7 @@ def test_a_request_that_is_given_up_is_never_sent_automatically(
     asleep, made = retry(), retry("m-1", "m-2", give_up=(request,))
     rows = asleep.rows.where("request IS NOT NULL")
 
-    if gap == BEFORE_SEND:  # the run that gave it up was killed before the rows had it
+    if gap == BEFORE_SEND:  # as a run that is killed between the log and the rows
         triage.in_log(made.settings.write(request), give_up)
     asleep.send(request, rows, {queue.name: 2})
     made.resume()

@@ -289,7 +289,7 @@ def test_a_replayed_batch(queue: SparkQueue, delivery: str) -> None:
     assert len(set(before)) == 100
     if delivery == "exactlyOnce":
         assert queue.ids() == before
-    else:  # repeats can be told by their message ids
+    else:  # repeats can be recognised by their message ids
         assert queue.count() == 200
         assert set(queue.ids()) == set(before)
     assert queue.state("staging") == 0

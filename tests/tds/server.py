@@ -152,7 +152,7 @@ class Session(socketserver.StreamRequestHandler):
 
 
 def done(status: int = FINAL, token: int = 0xFD) -> bytes:
-    """Return the end of a statement; in a procedure (0xFF); of a procedure (0xFE)."""
+    """Return a token DONE, DONEINPROC (`token` 0xFF) or DONEPROC (0xFE)."""
     return struct.pack("<BHHQ", token, status, 0xC1, 0)
 
 
@@ -171,7 +171,7 @@ def error(number: int, text: str) -> bytes:
 
 
 def row(seq: int, body: bytes | None = None, size: int | None = None) -> bytes:
-    """Return a row. With a size its body is only the first chunk of so many bytes."""
+    """Return a row. With `size` its body is only the first chunk of a value of `size` bytes."""
     head = b"\xd1\x04" + struct.pack("<i", seq)
     if body is None:
         return head

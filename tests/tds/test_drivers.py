@@ -89,7 +89,7 @@ def test_every_error_of_the_server_is_classified(connect: Connect, script: Scrip
 
 
 def test_an_error_at_the_login_is_classified(driver: str, connect: Connect, script: Script) -> None:
-    """No wrong login is reported where the server may come back."""
+    """If the server may come back, the error does not say that the login is wrong."""
 
     def refused(refusal: bytes) -> type[BaseException] | None:
         script.refuse(refusal)
@@ -124,7 +124,7 @@ def test_mssql_python_keeps_microsofts_driver(
 
 
 def test_the_choice_of_the_native_driver_is_ours(driver: str, connect: Connect) -> None:
-    """It is made before the first connection, which fixes it."""
+    """The package chooses before the first connection, after which the choice cannot change."""
     connect()
 
     info = importlib.import_module("mssql_python").get_native_provider_info()
@@ -154,7 +154,7 @@ def test_a_token_logs_in_instead_of_a_user(
 
 
 def test_no_error_of_a_refused_token_shows_it(driver: str, script: Script) -> None:
-    """It may pass, because the service may refuse a token during a failover."""
+    """The error counts as temporary, because a server may refuse a token during a failover."""
     token = "eyJ0eXAi"  # noqa: S105 - of no one
     script.refuse(error(18456, f"Login failed for user '{token}'."))
     target = Target(
@@ -170,7 +170,7 @@ def test_no_error_of_a_refused_token_shows_it(driver: str, script: Script) -> No
 def test_a_function_gives_a_password_at_each_login(
     url: str, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until the server accepts one."""
+    """The session asks for another one until the server accepts it."""
     given = iter(["first", "second", "third"])
     monkeypatch.setattr(sessions, "ask_credential", lambda *_: next(given))
     options = SourceOptions.parse(

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 class OldState(Database):
     """A database of its own with the fixture's tables; the roles have names of their own."""
 
-    url: str  # of the login that received and sent by the old release; it is in the old roles
+    url: str  # for the login that ran the old release, and is a member of its roles
     superuser: str
     connection: psycopg.Connection[tuple[Any, ...]]
-    roles: dict[str, str]  # by their names in the fixture
-    folder: Path  # of the jobs: checkpoints and what they received
+    roles: dict[str, str]  # a role's name in the fixture → its name here
+    folder: Path  # has the checkpoints of the jobs, and what they received
 
     @property
     def sent(self) -> dict[str, list[str]]:

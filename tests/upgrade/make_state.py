@@ -89,7 +89,7 @@ def command(package: Path, *words: str, url: str | None = None) -> str:
         environment["SQLQUEUE_URL"] = url
     return subprocess.run(
         [sys.executable, "-m", "sqlq_spark", *words],
-        cwd=package,  # where `python -m` looks first
+        cwd=package,  # `python -m` looks for modules in this folder first
         env=environment,
         capture_output=True,
         text=True,

@@ -132,7 +132,7 @@ def test_what_was_in_flight_arrives_once(old_state: OldState) -> None:
 def test_this_release_takes_nothing_from_older_tables(
     old_state: OldState, trigger: dict[str, str]
 ) -> None:
-    """It says what to run, also where Spark runs the tasks of an open batch first."""
+    """Its error says what to run, also if Spark first runs the tasks of an open batch."""
     before = old_state.ids(ORDERS)
 
     code, log = run(old_state, **trigger)

@@ -243,7 +243,7 @@ class Connection(database.Connection):
     def read_limits(self) -> None:
         """Read the time limits of this login. It is the session's first statement."""
         limits = self.row("time_limits", TimeLimits) or NO_LIMITS
-        if not isinstance(limits.statement, float):  # bytes: the type was not found
+        if not isinstance(limits.statement, float):  # the driver found no type, and returned bytes
             raise errors.NamesQuoted(server=self.server)
         self.login_limits = limits
 

@@ -3,8 +3,8 @@
 -- get the words of the code: `plan` is `stored_plan`, `plan_after` is `plan_high_water`, Spark's number
 -- of a batch is `spark_batch`, and a sink's is `sink_batch`. The release of version 3 reads the old
 -- names, so its streams and sinks end at their next statement. All rows stay as they are. `version_4` is
--- a column that is always null. The statements of a release name the column of its version, so they fail
--- when a later step has renamed it. A login that may write `sink_batch` of dispatch_log gets the right to
+-- a column that is always null. The statements of the release of version 4 name it, so they fail when a
+-- later step has renamed it. A login that may write `sink_batch` of dispatch_log gets the right to
 -- write `destination`. A login that may write `stream` gets the right to use `query_reader`.
 -- Locks:   stream, receipt, staging, staging_page and dispatch_log as a whole, until commit. Waits for
 --          tasks and drivers that run.

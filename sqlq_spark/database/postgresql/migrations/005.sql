@@ -1,9 +1,10 @@
 -- name: migrate_5
 -- State tables of version 4 become those of version 5. Tables of another version are left alone.
 -- Adds the table `heartbeat`, the names of queries, and `stream.removed`. All rows stay as they are.
--- The statements of a release name the column of its version, so they fail after this step. A login that
--- may write the column beside a new column may write the new one. A login that may write `stream` may use
--- `heartbeat`.
+-- It renames `version_4` to `version_5`. The statements of the old release name `version_4`, so they fail
+-- after this step. Logins that may update `acked_batch` get the right to update the new columns of
+-- `stream`. Logins that may insert `spark_batch` get the right to insert the new column of `receipt`. A
+-- login that may write `stream` may use `heartbeat`.
 -- Locks:   stream, receipt and dispatch_log as a whole, until commit. Waits for tasks and drivers that run.
 DO $do$
 DECLARE
@@ -71,8 +72,8 @@ END
 $do$
 
 -- name: revert_5
--- The step back, for the release of version 4. Names, heartbeats and what was removed are dropped: no
--- message depends on them.
+-- The step back, for the release of version 4. It drops the names of queries, the heartbeats, and the marks
+-- of removed streams: no message depends on them.
 -- Locks:   as migrate_5, and heartbeat.
 DO $do$
 BEGIN

@@ -3,8 +3,8 @@
 -- get the words of the code: `plan` is `stored_plan`, `plan_after` is `plan_high_water`, Spark's number
 -- of a batch is `spark_batch`, and a sink's is `sink_batch`. The release of version 3 reads the old
 -- names, so its streams and sinks end at their next statement. All rows stay as they are. `version_4` is
--- a column that is always null. The statements of a release name the column of its version, so they fail
--- when a later step has renamed it. A login that may write `stream` gets the right to use `query_reader`.
+-- a column that is always null. The statements of the release of version 4 name it, so they fail when a
+-- later step has renamed it. A login that may write `stream` gets the right to use `query_reader`.
 -- Each statement is executed as text, because a batch that names a column which does not exist yet does
 -- not compile. A column that a constraint names cannot be renamed, so constraints of `stream` are made
 -- again.

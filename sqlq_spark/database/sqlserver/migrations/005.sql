@@ -1,8 +1,9 @@
 -- name: migrate_5
 -- State tables of version 4 become those of version 5. Tables of another version are left alone.
 -- Adds the table `heartbeat`, the names of queries, and `stream.removed`. All rows stay as they are.
--- The statements of a release name the column of its version, so they fail after this step. A login that
--- may write `stream` may use `heartbeat`. Each statement is executed as text, as in migrate_4.
+-- It renames `version_4` to `version_5`. The statements of the old release name `version_4`, so they fail
+-- after this step. A login that may write `stream` may use `heartbeat`. Each statement is executed as
+-- text, as in migrate_4.
 -- Locks:   stream, receipt and dispatch_log as a whole, until commit. Waits for tasks and drivers that run.
 DECLARE @before_5 int, @text_5 nvarchar(max) = N'';
 IF OBJECT_ID(N'{state_escaped}.version', N'U') IS NOT NULL
@@ -38,8 +39,8 @@ BEGIN
 END
 
 -- name: revert_5
--- The step back, for the release of version 4. Names, heartbeats and what was removed are dropped: no
--- message depends on them.
+-- The step back, for the release of version 4. It drops the names of queries, the heartbeats, and the marks
+-- of removed streams: no message depends on them.
 -- Locks:   as migrate_5, and heartbeat.
 DECLARE @after_5 int;
 IF OBJECT_ID(N'{state_escaped}.version', N'U') IS NOT NULL
