@@ -110,24 +110,25 @@ def bodies(shop: Shop) -> None:
 
 def change(shop: Shop, *changes: tuple[int, int, int, str]) -> None:
     """Let orders change: a key, a version, the day when it was sent, and the status."""
+    types = {"-": "Shop.OrderDeleted", "no type": ""}
     for key, version, day, status in changes:
         shop.fill(
             ORDERS,
             1,
             f'{{"OrderId":{key},"Version":{version},"Status":"{status}"}}',
-            EnclosedMessageTypes="Shop.OrderDeleted" if status == "-" else "Shop.OrderChanged",
+            EnclosedMessageTypes=types.get(status, "Shop.OrderChanged"),
             TimeSent=f"2026-01-{day:02} 00:00:00:000000 Z",
         )
 
 
 def changed_late(shop: Shop) -> None:
     """Older messages in a later batch change nothing, not even a row that was deleted."""
-    change(shop, (1, 1, 4, "late"), (2, 1, 1, "late"), (3, 1, 4, "late"), (4, 1, 1, "new"))
+    change(shop, (1, 1, 4, "late"), (2, 1, 1, "late"), (3, 1, 4, "late"), (4, 1, 1, "no type"))
     shop.run(*blocks(f"{GUIDE}upserts.md"))
 
     found = shop.names["spark"].read.format("delta").load(f"{shop.folder}/orders")
     rows = [(row.OrderId, row.Status, row.deleted) for row in found.orderBy("OrderId").collect()]
-    assert rows == [(1, "x", False), (2, "y", False), (3, "-", True), (4, "new", False)]
+    assert rows == [(1, "x", False), (2, "y", False), (3, "-", True), (4, "no type", False)]
 
 
 def keep(shop: Shop, *messages: tuple[str, int, int]) -> None:
