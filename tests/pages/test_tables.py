@@ -28,7 +28,7 @@ from sqlq_spark.options.source import COLUMNS
 from sqlq_spark.send.frame import WRITTEN, check_frame
 
 from .page import ROOT, blocks, read, table
-from .programs import PROJECT
+from .programs import PROJECT, check, split
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -176,6 +176,18 @@ def test_the_airflow_task_tries_again_only_where_that_helps(
     names["JOB"] = ["true"]
     names["receive"]()
     assert yaml.safe_load(workflow.text)["jobs"]["test"]["steps"][-1] == {"run": "pytest"}
+
+
+def test_the_application_of_kubernetes_starts_a_job_with_settings_that_it_has() -> None:
+    """Its password is in the variable that the job reads, and its settings are where it looks."""
+    spec = yaml.safe_load(read("conf/spark-application.yaml"))["spec"]
+    job = spec["mainApplicationFile"].removeprefix("local:///opt/shop/")
+    [variable], [mount] = spec["driver"]["env"], spec["driver"]["configMaps"]
+
+    check(split(" ".join([f"{variable['name']}=x spark-submit", job, *spec["arguments"]])))
+    folder, _, name = spec["arguments"][1].rpartition("/")
+    assert folder == mount["path"]
+    assert (ROOT / "conf" / name).exists()
 
 
 def test_each_error_has_a_row_with_the_text_that_it_prints() -> None:
