@@ -599,7 +599,7 @@ class StreamDriver:
             log.warning(
                 "%s: a batch has %d tasks, because the driver has %d cores and those of the "
                 "executors are not known here. Call sqlq_spark.register(spark), or set "
-                "maxConcurrency",
+                "clusterCores",
                 self.memory.claim.queue,
                 tasks,
                 cores,

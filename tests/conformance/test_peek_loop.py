@@ -100,7 +100,7 @@ def test_batches_grow_and_a_killed_one_keeps_its_size(
     planned = driver.latest(end)  # the larger batch, in Spark's offset log
     driver.close()
     driver = bench.beating_driver(None, None, options)
-    assert len(driver.tasks(planned)) == 4
+    assert len(driver.tasks(planned)) == 3  # of the four that it may have
     while planned != end:
         end = planned
         run(end)
