@@ -36,6 +36,7 @@ from sqlq_spark.receive.pace import (
     Backlog,
     Quota,
     Ramp,
+    next_growth,
     quotas,
 )
 from sqlq_spark.receive.peek import Found, PeekState, Question, cut_ranges
@@ -87,6 +88,33 @@ def test_a_batch_takes_what_waits_within_its_limits() -> None:
             found = quotas(queues, allowed, Ramp(tasks), waited=waited, turn=0)
             most = [each and Quota(each[0], min(each[1], tasks)) for each in expected]
             assert found == most, waiting
+
+
+def test_a_batch_grows_while_more_waits_than_it_holds() -> None:
+    """It doubles, up to four times the usual one. It is as usual again when less waits."""
+    usual = SourceOptions(**ORDERS)
+    for growth, planned, expected in (
+        (1, 100_000, 2),
+        (1, 99_999, 1),
+        (2, 200_000, 4),
+        (2, 199_999, 1),
+        (4, 400_000, 4),
+        (4, 399_999, 1),
+    ):
+        assert next_growth(usual.grown(growth), planned=planned) == expected, (growth, planned)
+    large = usual.grown(4)
+    assert (large.max_messages, large.concurrency) == (400_000, 4 * usual.concurrency)
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [{"maxMessagesPerTrigger": "100000"}, {"maxBytesPerTrigger": "1g"}, {"maxConcurrency": "2"}],
+)
+def test_a_batch_with_a_limit_does_not_grow(limit: dict[str, str]) -> None:
+    """Not even if the limit is the default."""
+    options = SourceOptions.parse({"url": ORDERS["url"], "queue": "orders", **limit})
+
+    assert next_growth(options, planned=options.max_messages) == 1
 
 
 @given(QUEUES, LIMITS, RAMPS, st.integers(0, 100))

@@ -11,6 +11,7 @@ imports only what these two processes need, and each method imports its own read
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
@@ -67,6 +68,11 @@ class DefaultSource(DataSource):
             columns.add(name, TYPES[kind])
         return columns
 
+    def _source_options(self) -> SourceOptions:
+        """Read the options of a read. What `register` knows is used where they say nothing."""
+        options = SourceOptions.parse(self.options, application=self.application)
+        return options if options.cores is not None else replace(options, cores=self.cores)
+
     def reader(self, schema: StructType) -> BrowseReader:
         """Return a reader that browses a queue and deletes nothing."""
         from sqlq_spark.datasource.browse import (  # noqa: PLC0415
@@ -76,17 +82,14 @@ class DefaultSource(DataSource):
         from sqlq_spark.spark_api import pushes_filters  # noqa: PLC0415
 
         kind = FilteringBrowseReader if pushes_filters() else BrowseReader
-        return kind(SourceOptions.parse(self.options, cores=self.cores), schema)
+        return kind(self._source_options(), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader | RefusedStreamReader:
         """Return a reader that receives messages, or one that raises why it cannot."""
         from sqlq_spark.datasource.stream import StreamReader  # noqa: PLC0415
 
         try:
-            options = SourceOptions.parse(
-                self.options, cores=self.cores, application=self.application
-            )
-            return StreamReader(options, schema)
+            return StreamReader(self._source_options(), schema)
         except SqlQueueError as error:
             return RefusedStreamReader(error)
 

@@ -158,14 +158,13 @@ def product(spark: SparkSession, *names: str) -> int:
 
 def spread(spark: SparkSession, read: dict[str, str]) -> dict[str, str]:
     """
-    Set maxConcurrency to the number of tasks that the cluster runs at the same time.
+    Set clusterCores to the number of tasks that the cluster runs at the same time.
 
     Without this the data source would count only the driver's cores. Nothing is set if the options
-    have maxConcurrency already. Nothing is set either if they name the queue of one instance of an
-    endpoint, because only one task may receive its replies.
+    have clusterCores or maxConcurrency already.
     """
     given = SourceOptions.parse(read)
-    if given.max_concurrency is not None or given.instances:
+    if given.max_concurrency is not None or given.cores is not None:
         return read
     found = product(spark, "spark.executor.instances", "spark.executor.cores")
     if hasattr(spark, "sparkContext"):  # not with Spark Connect
@@ -176,11 +175,11 @@ def spread(spark: SparkSession, read: dict[str, str]) -> dict[str, str]:
     if not found:
         log.warning(
             "the cores of this cluster cannot be read: a micro-batch uses at most %d tasks; "
-            "set maxConcurrency in [source] to the number of the executors' cores",
+            "set clusterCores in [source] to the number of the executors' cores",
             given.concurrency,
         )
         return read
-    return {**read, "maxConcurrency": str(max(2, found, given.min_concurrency))}
+    return {**read, "clusterCores": str(found)}
 
 
 # ---------------------------------------------------------------- tables

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from sqlq_spark.errors import BadFrame, BadOption, MissingOption
 from sqlq_spark.options.connection import DatabaseOptions
@@ -48,6 +48,11 @@ WRITE = (
 )
 
 
+USUAL_BATCH = 100_000  # messages; the default of maxMessagesPerTrigger
+# the options that limit a batch, in lower case; if one is set, a batch does not grow
+BATCH_LIMITS = frozenset({"maxmessagespertrigger", "maxbytespertrigger", "maxconcurrency"})
+
+
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions(DatabaseOptions):
     """The options of a read. They are parsed once. Other modules see only these values."""
@@ -61,7 +66,7 @@ class SourceOptions(DatabaseOptions):
     transaction_mode: str = option(
         "transactionMode", one_of("receiveOnly", "none"), default="receiveOnly"
     )
-    max_messages: int = option("maxMessagesPerTrigger", count, default=100_000)
+    max_messages: int = option("maxMessagesPerTrigger", count, default=USUAL_BATCH)
     max_bytes: int | None = option("maxBytesPerTrigger", size)
     max_message_bytes: int = option(
         "maxMessageBytes", read_message_size, default=DEFAULT_MESSAGE_SIZE
@@ -71,6 +76,9 @@ class SourceOptions(DatabaseOptions):
     max_trigger_delay: float = option("maxTriggerDelay", duration(0), default=15 * 60.0)  # seconds
     max_concurrency: int | None = option("maxConcurrency", count)
     min_concurrency: int = option("minConcurrency", count, default=1)
+    # How many tasks the cluster runs at a time. `register` and the jobs find it out. It is None if
+    # neither was asked.
+    cores: int | None = option("clusterCores", count)
     peek_delay: float = option(
         "peekDelay", duration(0.1, expected="a time of at least 100ms, as 1s"), default=1.0
     )  # seconds
@@ -93,8 +101,8 @@ class SourceOptions(DatabaseOptions):
     # with an error.
     fail_on_missing_receipts: bool | None = option("failOnMissingReceipts", flag)
 
-    cores: int | None = None  # cores of the cluster; None if `register` was not called
     application: str | None = None  # the application's name; None if it is not known
+    growth: int = 1  # how many times as large as usual a batch may be now: see `grown`
 
     def __post_init__(self) -> None:
         self._check_one_of_queue_and_queues()
@@ -119,7 +127,23 @@ class SourceOptions(DatabaseOptions):
     def concurrency(self) -> int:
         """How many receive tasks one batch has at most."""
         cores = self.cores or os.cpu_count() or 2
-        return self.max_concurrency or max(2, cores, self.min_concurrency)
+        return self.growth * (self.max_concurrency or max(2, cores, self.min_concurrency))
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether a batch may grow while more messages wait: no option limits it."""
+        is_usual = self.max_messages == self.growth * USUAL_BATCH and self.max_concurrency is None
+        return is_usual and self.given.isdisjoint(BATCH_LIMITS)
+
+    def grown(self, growth: int) -> Self:
+        """
+        Return the options of a batch that is `growth` times as large, with as many more tasks.
+
+        A task of it is as large as usual. `self` must be the options that the user gave.
+        """
+        if growth == 1:
+            return self
+        return replace(self, growth=growth, max_messages=growth * self.max_messages)
 
     @cached_property
     def instances(self) -> frozenset[QueueAddress]:

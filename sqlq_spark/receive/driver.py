@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
     from sqlq_spark.receive.batch import BatchPlan, Task
-    from sqlq_spark.receive.peek import Question
+    from sqlq_spark.receive.peek import Look, Question
     from sqlq_spark.wire.address import QueueAddress
 
 log = logging.getLogger("sqlq_spark")
@@ -95,6 +95,7 @@ class Memory:
     end: Offset = INITIAL  # the end of the batch that was closed last
     closed: Closed  # what the batch that was closed last has received
     ramp: Ramp
+    growth: int = 1  # how many times as large as usual the next batch may be
     looks: Mapping[str, PeekState]  # canonical address of a queue → what is remembered of it
     planned_end: Offset | None = None  # the end of the batch that this process planned last
     # when messages were first seen waiting, in monotonic seconds; None if none wait
@@ -163,6 +164,8 @@ class Memory:
 def plan_batch(memory: Memory, options: SourceOptions, now: float) -> tuple[Memory, BatchPlan]:
     """Plan the next batch by what the last looks found. An empty plan: nothing is to be done."""
     memory = memory.wait(now)
+    options = options.grown(memory.growth)
+    ramp = replace(memory.ramp, tasks=memory.growth * memory.ramp.tasks)
     backlogs = [
         Backlog(
             memory.looks[name].found.messages,
@@ -172,7 +175,7 @@ def plan_batch(memory: Memory, options: SourceOptions, now: float) -> tuple[Memo
         for name, queue in zip(options.names, options.addresses, strict=True)
     ]
     quotas = pace.quotas(
-        backlogs, options, memory.ramp, waited=memory.waited(now), turn=memory.closed.batch
+        backlogs, options, ramp, waited=memory.waited(now), turn=memory.closed.batch
     )
     looks = dict(memory.looks)
     plan = []
@@ -195,7 +198,8 @@ def plan_batch(memory: Memory, options: SourceOptions, now: float) -> tuple[Memo
         )
     if not plan:
         return memory, ()
-    memory = replace(memory, looks=looks, waiting_since=None)
+    growth = pace.next_growth(options, planned=sum(queue_plan.messages for queue_plan in plan))
+    memory = replace(memory, looks=looks, waiting_since=None, growth=growth)
     return memory, deal_to_partitions(plan, options.concurrency)
 
 
@@ -297,7 +301,7 @@ class StreamDriver:
         outcomes = {outcome.queue: outcome for outcome in closed.outcomes}
         naming = self.options.naming
         queues = {
-            name: peek.report_queue(name, look.found, self.options.max_messages, now)
+            name: peek.report_queue(name, look.found, now)
             | {"name": naming.plain_name(self.queues[name])}
             for name, look in memory.looks.items()
             if look.found.messages or name in outcomes
@@ -513,20 +517,18 @@ class StreamDriver:
         places = connection.values("waiting", tables=tables) if idle else []
         empty = {*idle} - {idle[place] for place in places}
         looks = dict(memory.looks)
+        options = self.options.grown(memory.growth)
         for name, look in awake.items():
             queue = None if name in empty else self.queues[name]
-            looks[name] = self._look_at(connection, queue, look, now)
+            looks[name] = self._look_at(connection, queue, peek.look(look, now, options))
         return replace(memory, looks=looks)
 
-    def _look_at(
-        self, connection: Connection, queue: QueueAddress | None, state: PeekState, now: float
-    ) -> PeekState:
+    def _look_at(self, connection: Connection, queue: QueueAddress | None, look: Look) -> PeekState:
         """
         Answer the questions of a look at a queue.
 
         `queue` is None if the queue is known to be empty.
         """
-        look = peek.look(state, now, self.options)
         try:
             question = next(look)
             while True:
@@ -597,7 +599,7 @@ class StreamDriver:
             log.warning(
                 "%s: a batch has %d tasks, because the driver has %d cores and those of the "
                 "executors are not known here. Call sqlq_spark.register(spark), or set "
-                "maxConcurrency",
+                "clusterCores",
                 self.memory.claim.queue,
                 tasks,
                 cores,
@@ -663,6 +665,7 @@ def find(connection: Connection, queue: QueueAddress, question: Question) -> Fou
         bytes_each=max(1.0, sample.bytes or 1024.0),
         sent=sample.sent,
         span=sample.span or 0,
+        is_full=waiting.messages >= question.messages,
     )
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 RAMP_UP = 5  # after more than 5 successes in a row, there is one more task
 RAMP_DOWN = 7  # after more than 7 failures in a row, there is one task less
 
+MOST_GROWTH = 4  # how many times as large as usual a batch may be
+
 # A task is worth its start for this many messages, or for messages of this many bytes.
 MESSAGES_PER_TASK = 1000
 BYTES_PER_TASK = 1024 * 1024
@@ -141,6 +143,22 @@ def quotas(
     return [
         Quota(count, number) if count else None for count, number in zip(counts, tasks, strict=True)
     ]
+
+
+def next_growth(options: SourceOptions, *, planned: int) -> int:
+    """
+    Return how many times as large as usual the batch after a planned one may be.
+
+    A micro-batch costs Spark the same time whatever its size. So while more messages wait than a
+    batch holds, the next one is twice as large, up to MOST_GROWTH. Then it is as usual again.
+
+    Args:
+        options: the options of the planned batch, with its growth.
+        planned: how many messages it asks for.
+    """
+    if not options.may_grow or planned < options.max_messages:
+        return 1
+    return min(2 * options.growth, MOST_GROWTH)
 
 
 def _most_tasks(asked: Backlog) -> int:

@@ -57,6 +57,7 @@ class Found:
     bytes_each: float = 1024.0  # the mean size of a message
     sent: str | None = None  # the header TimeSent of the message with the lowest seq
     span: int = 0  # seqs from the lowest to the highest: about how many messages wait in all
+    is_full: bool = False  # whether more may wait than were counted
 
     def is_unchanged(self, earlier: Found) -> bool:
         """Whether nobody seems to have taken or added messages since the `earlier` look."""
@@ -305,13 +306,12 @@ def wake(state: PeekState) -> PeekState:
 # ---------------------------------------------------------------- what the progress shows
 
 
-def report_queue(name: str, found: Found, most: int, now: datetime) -> dict[str, Any]:
+def report_queue(name: str, found: Found, now: datetime) -> dict[str, Any]:
     """Report what waits in a queue. The count is estimated if a batch cannot hold all of it."""
-    is_full = found.messages >= most
     return {
         "queue": name,
-        "backlog": max(found.messages, found.span) if is_full else found.messages,
-        "backlogIsEstimate": is_full,
+        "backlog": max(found.messages, found.span) if found.is_full else found.messages,
+        "backlogIsEstimate": found.is_full,
         "oldestWaited": seconds_since(found.sent, now),
     }
 

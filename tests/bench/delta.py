@@ -41,9 +41,14 @@ def _into_delta(stand: Stand, rows: DataFrame) -> DataStreamWriter:
     return rows.writeStream.format("delta").option("path", stand.checkpoint())
 
 
-def receive(stand: Stand, most: int | None = None, **options: Any) -> list[float]:
+def receive(stand: Stand, **options: Any) -> list[float]:
     """Batches to a Delta table on the local disk. Messages/s."""
-    writer = _into_delta(stand, receiving(stand, most or stand.messages, **options))
+    return receive_in_batches(stand, stand.messages, **options)
+
+
+def receive_in_batches(stand: Stand, most: int | None = None, **options: Any) -> list[float]:
+    """The same messages to Delta, in batches of another size. None: they grow. Messages/s."""
+    writer = _into_delta(stand, receiving(stand, most, **options))
     return [steady_rate(stand, writer, stand.messages * BATCHES)]
 
 

@@ -158,7 +158,9 @@ GROWTH = (
     *(_spread(each, n) for n in (1, 10, 64) for each in ("exactlyOnce", "atLeastOnce")),
     # with --messages 400000
     *_sizes("batches", _batches, ours.receive_in_batches),
-    *_sizes("batches-delta", _batches, delta.receive),
+    *_sizes("batches-delta", _batches, delta.receive_in_batches),
+    Line("growing", _batches, ours.receive_in_batches),
+    Line("growing-delta", _batches, delta.receive_in_batches),
     *_sizes("batches-queue", _both, ours.queue_to_queue),
     Line("backlog", _batches, ours.backlog, "ms"),
     Line("dispatch", _sent, ours.dispatched),

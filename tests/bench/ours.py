@@ -42,10 +42,14 @@ _IDLE = 15.0  # seconds of an idle stream
 _WARM = 10.0  # seconds that the idle stream runs before it is measured
 
 
-def receiving(stand: Stand, most: int, path: str | None = "orders", **options: Any) -> DataFrame:
-    """Rows of a stream, with at most `most` messages in a batch, and headers as text."""
+def receiving(
+    stand: Stand, most: int | None, path: str | None = "orders", **options: Any
+) -> DataFrame:
+    """Rows of a stream with headers as text, in batches of `most` messages. None: they grow."""
     source = stand.spark.readStream.format(stand.ours).option("url", stand.url)
-    source = source.option("headersFormat", "json").option("maxMessagesPerTrigger", most)
+    source = source.option("headersFormat", "json")
+    if most is not None:
+        source = source.option("maxMessagesPerTrigger", most)
     return source.options(**options).load(path)
 
 
@@ -77,8 +81,8 @@ def receive(stand: Stand, most: int | None = None, **options: Any) -> list[float
     return [rate]
 
 
-def receive_in_batches(stand: Stand, most: int, **options: Any) -> list[float]:
-    """The same messages to noop, in batches of another size. Messages/s."""
+def receive_in_batches(stand: Stand, most: int | None = None, **options: Any) -> list[float]:
+    """The same messages to noop, in batches of another size. None: they grow. Messages/s."""
     writer = receiving(stand, most, **options).writeStream.format("noop")
     return [steady_rate(stand, writer, stand.messages * BATCHES)]
 

@@ -6,7 +6,7 @@ import re
 import time
 from collections import Counter
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from sqlq_spark import errors
 from sqlq_spark.database.looks import AboveSequence
 from sqlq_spark.datasource import stream
 from sqlq_spark.datasource.stream import StreamReader
+from sqlq_spark.options import source
 from sqlq_spark.receive import pace
 from sqlq_spark.receive.batch import INITIAL
 from sqlq_spark.receive.driver import StreamDriver, find_above
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from sqlq_spark.database import Connection
     from sqlq_spark.options import SourceOptions
+    from sqlq_spark.receive.batch import Offset
 
 
 def send(bench: Bench, messages: int, first: int = 0, **more: Any) -> list[bytes]:
@@ -70,6 +72,42 @@ def test_ranges_cover_the_batch_and_do_not_overlap(
     assert all(one.stop == two.first for one, two in pairwise(planned))
     assert [seq for part in got for seq in part] == there[:most]
     assert all(0 < len(part) <= -(-min(most, len(there)) // len(planned)) for part in got)
+
+
+def test_batches_grow_and_a_killed_one_keeps_its_size(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Batches of 3, 6 and 12 while more wait. A new process begins at 3 again.
+
+    The driver is killed after it has planned a larger batch, before a task ran. The next process
+    gets the same plan, so the same rows.
+    """
+    monkeypatch.setattr(source, "USUAL_BATCH", 3)
+    monkeypatch.setattr(pace, "MESSAGES_PER_TASK", 1)
+    options = replace(bench.source_options(clusterCores="2"), max_messages=3)
+    sent = send(bench, 40)
+    driver = bench.beating_driver(None, None, options)
+    sizes, received = [], []
+
+    def run(end: Offset) -> None:
+        rows = [row for task in driver.tasks(end) for row in bodies(bench.receive(task))]
+        sizes.append(len(rows))
+        received.extend(rows)
+
+    end = driver.latest(INITIAL)
+    run(end)
+    planned = driver.latest(end)  # the larger batch, in Spark's offset log
+    driver.close()
+    driver = bench.beating_driver(None, None, options)
+    assert len(driver.tasks(planned)) == 3  # of the four that it may have
+    while planned != end:
+        end = planned
+        run(end)
+        planned = driver.latest(end)
+
+    assert sizes == [3, 6, 3, 6, 12, 10]
+    assert received == sent
 
 
 def test_an_empty_peek_leaves_the_database_alone_for_peek_delay(bench: Bench) -> None:

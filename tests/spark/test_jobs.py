@@ -15,7 +15,7 @@ from sqlq_spark import checkpoints
 from sqlq_spark.jobs import audit_to_delta, streams, table_writer
 from sqlq_spark.jobs.queue_to_delta import table_name
 from sqlq_spark.jobs.settings import BadSettings
-from sqlq_spark.options import SinkOptions
+from sqlq_spark.options import SinkOptions, SourceOptions
 from sqlq_spark.wire.headers import ENCLOSED_MESSAGE_TYPES, EXCEPTION_INFO, MESSAGE_ID, dumps
 
 if TYPE_CHECKING:
@@ -444,12 +444,14 @@ def test_a_job_receives_with_the_clusters_tasks(queue: SparkQueue) -> None:
     read = {"url": queue.place.url, "queue": queue.name}
     own = {**read, "maxConcurrency": "7"}
 
-    assert streams.spread(queue.spark, read) == {**read, "maxConcurrency": "2"}  # local[2]
-    least = streams.spread(queue.spark, {**read, "minConcurrency": "3"})
-    assert least["maxConcurrency"] == "3"
+    assert streams.spread(queue.spark, read) == {**read, "clusterCores": "2"}  # local[2]
     assert streams.spread(queue.spark, own) == own
-    instance = {"url": queue.place.url, "queues": "orders, orders.one"}
-    assert streams.spread(queue.spark, instance) == instance
+    told = {**read, "clusterCores": "3"}
+    assert streams.spread(queue.spark, told) == told
+    instance = {"url": queue.place.url, "queues": "orders, orders.one", "clusterCores": "3"}
+    options = SourceOptions.parse(instance)
+    assert options.concurrency == 3
+    assert [options.most_tasks(each) for each in options.addresses] == [None, 1]
 
 
 def test_retries_are_acknowledged_after_the_write(
