@@ -170,6 +170,11 @@ CASES = [
         lambda shop: shop.words.update({"/tmp/lake": str(shop.folder)}),  # noqa: S108
     ),
     Case(("docs/columns.md", "docs/options.md"), {ORDERS: 10}),
+    Case(
+        ("docs/delayed.md",),
+        {'"Shop.Billing.Delayed"': 2},
+        lambda shop: shop.sqlqueue("create", "Shop.Billing", "--delayed"),
+    ),
     Case(("docs/dotnet.md",), {WEB: 3}, contracts),
     Case(
         ("docs/migration.md",),
@@ -184,7 +189,7 @@ CASES = [
     Case((f"{GUIDE}raw-table.md",), RAW | {BILLING: 5}),
     Case(
         (f"{GUIDE}send.md",),
-        {BILLING: 25, ARCHIVE: 9},
+        {BILLING: 28, ARCHIVE: 9},
         subscribe("Shop.OrderScored", "Shop.Archive"),
         same_again("send"),
     ),
