@@ -332,6 +332,32 @@ def test_the_rights_on_the_page_are_those_that_the_script_grants(
     assert listed == granted
 
 
+def test_an_observer_sees_streams_and_no_body(shop: Shop, stream: Stream) -> None:
+    """With the grants of the page a login looks at what runs. It reads and deletes no message."""
+    login = f"watch_{secrets.token_hex(4)}"
+    parts = urlsplit(shop.url)
+    place = f"{login}:x@{parts.netloc.rpartition('@')[2]}"
+    of_observer = "--url", urlunsplit(parts._replace(netloc=place))
+    shop.words = {"sqlqueue_orders": "sqlqueue", "on_call": login}
+    shop.fill(ORDERS, 1, "secret")
+    shop.sql(f"CREATE ROLE {login} LOGIN PASSWORD 'x'")
+    try:
+        shop.run(*blocks("docs/dba.md", "rights"))
+
+        assert "no problems found" in shop.sqlqueue("doctor", *of_observer)
+        for command in ("streams", "receipts"):
+            assert stream.id in shop.sqlqueue(command, "list", "--json", *of_observer)
+        shop.sqlqueue("trail", *of_observer)
+        for words in (["stats"], ["browse"], ["purge", "--yes"]):
+            assert "secret" not in shop.sqlqueue(*words, "Shop.Orders", *of_observer, code=3)
+        shop.sqlqueue("receipts", "show", stream.id, *of_observer, code=3)
+        shop.sql(f"GRANT SELECT (id, expires, headers, seq) ON {ORDERS} TO {login}")
+        shop.sqlqueue("stats", "Shop.Orders", *of_observer, code=3)
+    finally:
+        shop.sql(f"DROP OWNED BY {login}")
+        shop.sql(f"DROP ROLE {login}")
+
+
 def test_the_page_names_each_state_table(shop: Shop) -> None:
     """The names are those of the tables that `install` makes."""
     installed = shop.sql("SELECT tablename FROM pg_tables WHERE schemaname = 'sqlqueue'")
