@@ -1130,6 +1130,6 @@ class DispatchLogAhead(SqlQueueError):
         "that batch {found} was sent. Nothing was sent, because a new batch would be skipped as "
         "one already sent. Either the checkpoint was rolled back by several batches, or txnVersion "
         "is not the next number, or the log was changed. Restore the newer checkpoint, or give the "
-        "stream a new one. If batch {batch} was not sent yet, ask a DBA to set the column sink_batch "
-        "of the sink's row in the table dispatch_log to the last batch that was sent."
+        "stream a new one. If batch {batch} was not sent yet, ask a DBA to set the column "
+        "sink_batch of the sink's row in the table dispatch_log to the last batch that was sent."
     )
