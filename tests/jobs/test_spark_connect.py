@@ -72,7 +72,8 @@ def test_jobs_work_on_spark_connect(queue: Queue, tmp_path: Path) -> None:
 
     # a free port: another test's server may have 15002
     environment = environ(SPARK_REMOTE="local[2]", SPARK_TESTING="1")
-    words = [sys.executable, together.__file__, json.dumps([[upserts(changes, tmp_path), *orders]])]
+    orders.insert(0, upserts(changes, bad, tmp_path))
+    words = [sys.executable, together.__file__, json.dumps([orders])]
     with started(words, tmp_path, environment) as running:
         ended = running.ended()
 
@@ -101,13 +102,14 @@ def test_jobs_work_on_spark_connect(queue: Queue, tmp_path: Path) -> None:
     gauges_fell(json.loads((tmp_path / "pages.json").read_text(encoding="utf-8")))
 
 
-def upserts(changes: Queue, folder: Path) -> list[str]:
+def upserts(changes: Queue, errors: Queue, folder: Path) -> list[str]:
     """Send changes of one order, and return the program of the guide that receives them."""
     for version in (1, 3, 2):
         changes.put("{}", b'{"OrderId":1,"Version":%d}' % version)
     [block] = blocks("docs/guide/upserts.md")
     code = re.sub("DATABASE = .*", f"DATABASE = {changes.options}", block.text)
-    return ["page", code.replace("/lake/", f"{folder}/").replace('"Shop.Orders"', "")]
+    code = code.replace("/lake/", f"{folder}/").replace('"Shop.Orders"', "")
+    return ["page", code.replace('"error"', repr(errors.name))]
 
 
 def gauges_fell(pages: list[str]) -> None:
