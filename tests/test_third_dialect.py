@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 LIMIT = 600  # seconds of a program; a busy machine may need five times the usual
 # What differs between dialects of one server is names, addresses and where statements are found.
-# These files show it in a few seconds. All files run with SQLQ_THIRD_DIALECT=whole, without the two
+# These files show it in some seconds. All files run with SQLQ_THIRD_DIALECT=whole, without the two
 # tests that kill a session at each statement, a fifth of the time.
 WHOLE = os.environ.get("SQLQ_THIRD_DIALECT") == "whole"
-FILES = ("wire", "subscriptions")
+FILES = ("wire", "subscriptions", "delayed")
 SUITE = "third and not session_lost"
 SELFTEST = """
 import sys
