@@ -28,8 +28,9 @@ def register(spark: SparkSession) -> None:
     """
     Register the format `sqlqueue` in a session in which Spark did not find it.
 
-    A stream then gets one task for each core of the cluster, unless maxConcurrency is set. Spark
-    Connect does not report the cluster's cores. There the driver's cores are counted instead.
+    A stream then gets one task for each core of the cluster, unless clusterCores or maxConcurrency
+    is set. Spark Connect does not report the cluster's cores. There the driver's cores are counted
+    instead.
 
     Raises:
         UnsupportedVersion: this Spark or its pyarrow is too old.

@@ -41,6 +41,14 @@ def memory(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / MIB
 
 
+def cpu_seconds(pid: int) -> float | None:
+    """CPU time that a process has used, in seconds; None if it has ended."""
+    with suppress(*GONE):
+        user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return None
+
+
 def files(pid: int) -> list[str]:
     """Its open files and sockets, as Linux names them."""
     found = []

@@ -197,7 +197,7 @@ def plan_batch(memory: Memory, options: SourceOptions, now: float) -> tuple[Memo
             )
         )
     if not plan:
-        return memory, ()
+        return replace(memory, growth=1), ()
     growth = pace.next_growth(options, planned=sum(queue_plan.messages for queue_plan in plan))
     memory = replace(memory, looks=looks, waiting_since=None, growth=growth)
     return memory, deal_to_partitions(plan, options.concurrency)

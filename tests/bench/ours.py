@@ -6,7 +6,6 @@ import os
 import random
 import time
 import uuid
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -202,14 +201,14 @@ def _cpu(stand: Stand) -> dict[int, float]:
     database, if the server is on this machine.
     """
     its = {os.getpid(), *processes.below(os.getpid())}
-    name, tick = stand.url.rpartition("/")[2], os.sysconf("SC_CLK_TCK")
+    name = stand.url.rpartition("/")[2]
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
-        with suppress(*processes.GONE):
-            pid = int(path.name)
-            if pid in its or f" {name} " in processes.command(pid):
-                user, system = (path / "stat").read_text().rpartition(")")[2].split()[11:13]
-                found[pid] = (int(user) + int(system)) / tick
+        pid = int(path.name)
+        if pid in its or f" {name} " in processes.command(pid):
+            used = processes.cpu_seconds(pid)
+            if used is not None:
+                found[pid] = used
     return found
 
 

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Self
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 KINDS = ("server", "JVM", "Python workers", "this process")
 SOURCES = ("receive", "queue-to-queue", "parquet-delta", "job-delta")  # they move BATCHES batches
 PAUSE = 0.1  # seconds between two readings
-TICK = os.sysconf("SC_CLK_TCK")
 
 
 def kinds(bench: Stand) -> dict[int, str]:
@@ -50,14 +48,6 @@ def kinds(bench: Stand) -> dict[int, str]:
         elif pid in found and command.partition(" ")[0].endswith("java"):
             found[pid] = "JVM"
     return found
-
-
-def seconds(pid: int) -> float | None:
-    """Return the CPU seconds of a process, or None if it has ended."""
-    with suppress(*processes.GONE):
-        user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) / TICK
-    return None
 
 
 class Meter:
@@ -94,7 +84,7 @@ class Meter:
 
     def _read(self) -> None:
         for pid, kind in kinds(self._bench).items():
-            used = seconds(pid)
+            used = processes.cpu_seconds(pid)
             if used is not None:
                 self._last[pid] = (kind, used)
 

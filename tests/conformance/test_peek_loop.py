@@ -107,6 +107,7 @@ def test_batches_grow_and_a_killed_one_keeps_its_size(
         planned = driver.latest(end)
 
     assert sizes == [3, 6, 3, 6, 12, 10]
+    assert driver.memory.growth == 1
     assert received == sent
 
 
