@@ -223,6 +223,41 @@ def test_nothing_is_left_of_an_owner_killed_while_it_starts(folder: Path) -> Non
     until(lambda: [*inheriting(f"TMPDIR={folder}"), *naming(folder), *folder.iterdir()], [])
 
 
+_FIRST = """
+import pwd, sys
+from sqlq_spark.testing import embedded
+embedded._ACCOUNT = sys.argv[1]
+print("ready", flush=True)
+sys.stdin.read()
+account = embedded._account()
+print(account and pwd.getpwnam(account).pw_uid)
+"""
+
+
+def test_the_first_servers_of_a_machine_share_one_system_user() -> None:
+    """Processes of root that start at the same time find the user that one of them has created."""
+    name = f"sqlq{secrets.token_hex(4)}"
+    words = [sys.executable, "-c", _FIRST, name]
+    start = partial(subprocess.Popen, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        processes: list[subprocess.Popen[str]] = [start(words) for _ in range(4)]
+        for each in processes:
+            assert each.stdin is not None
+            assert each.stdout is not None
+            assert each.stdout.readline() == "ready\n"
+        for each in processes:
+            each.stdin.close()  # type: ignore[union-attr]
+        ids = {each.stdout.read().strip() for each in processes}  # type: ignore[union-attr]
+        codes = [each.wait() for each in processes]
+    finally:
+        if os.geteuid() == 0:
+            subprocess.run(["userdel", name], check=True)
+
+    assert codes == [0] * 4
+    assert len(ids) == 1
+    assert ids.pop().isdigit() == (os.geteuid() == 0)
+
+
 def test_without_the_wheel_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """It says what to install."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)

@@ -17,6 +17,7 @@ folder has mode 0700. Every connection needs the random password in the url, als
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import os
 import pwd
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 _ACCOUNT = "pgserver"  # the wheel's own code uses the same name
 _SOCKET_PATH_LIMIT = 60  # bytes of the folder's path; a socket's path may have about 100 in total
-_USER_EXISTS = 9  # exit code of useradd, if another process has just created it
 _MIB = 1 << 20
 # The server's port is in this range. Linux gives clients the ports from 32768 on. Other systems
 # give clients higher ports.
@@ -231,14 +231,30 @@ def _account() -> str | None:
     """
     if os.geteuid() != 0:
         return None
-    try:
-        pwd.getpwnam(_ACCOUNT)
-    except KeyError:
-        command = ["useradd", "--system", "--user-group", _ACCOUNT]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode not in (0, _USER_EXISTS):
-            raise ServerFailed(program="useradd", reason=done.stderr.strip()) from None
+    with _one_at_a_time():
+        try:
+            pwd.getpwnam(_ACCOUNT)
+        except KeyError:
+            command = ["useradd", "--system", "--user-group", _ACCOUNT]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise ServerFailed(program="useradd", reason=done.stderr.strip()) from None
     return _ACCOUNT
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """
+    Wait until no other process of root is in this block.
+
+    Two runs of useradd at the same time can leave a user with another id than the first one had.
+    """
+    folder = os.open("/etc", os.O_RDONLY)  # not its file passwd, because useradd replaces that
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _open(path: Path) -> bool:

@@ -253,8 +253,8 @@ DRAWN = [
     Fault(
         id="jobs-1",
         file="jobs/streams.py",
-        old="if given.max_concurrency is not None or given.instances:",
-        new="if not (given.max_concurrency is not None or given.instances):",
+        old="if given.max_concurrency is not None or given.cores is not None:",
+        new="if not (given.max_concurrency is not None or given.cores is not None):",
         tests=["spark/test_jobs.py::test_a_job_receives_with_the_clusters_tasks"],
     ),
     Fault(
