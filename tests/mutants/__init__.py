@@ -8,6 +8,7 @@ moves, the fault moves with it.
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,10 @@ class Fault:
 
     id: str
     file: str  # path in sqlq_spark
-    old: str  # a text that occurs exactly once
+    place: str  # the function, class or constant with dots, in an SQL file the statement
+    old: str  # a text that occurs exactly once in that place
     new: str  # the text that replaces it
     tests: list[str]  # the fastest tests that fail with it: pytest's node ids, in the folder tests
-    statement: str | None = None  # in an SQL file, only this statement is searched for the text
 
     @property
     def path(self) -> str:
@@ -33,15 +34,45 @@ class Fault:
 
     def apply(self, text: str) -> str | None:
         """Return a file's text with the fault; None if it cannot be applied."""
-        begin, end = 0, len(text)
-        if self.statement:
-            head = re.search(rf"^-- (?:name|part): {self.statement}\n", text, flags=re.MULTILINE)
-            if head is None:
-                return None
-            begin = head.end()
-            following = re.search(r"^-- (?:name|part): ", text[begin:], flags=re.MULTILINE)
-            end = len(text) if following is None else begin + following.start()
-        part = text[begin:end]
+        find = _find_statement if self.file.endswith(".sql") else _find_definition
+        found = find(text, self.place)
+        if found is None:
+            return None
+        part = text[found]
         if part.count(self.old) != 1 or self.old == self.new:
             return None
-        return text[:begin] + part.replace(self.old, self.new) + text[end:]
+        return text[: found.start] + part.replace(self.old, self.new) + text[found.stop :]
+
+
+def _find_statement(text: str, name: str) -> slice | None:
+    head = re.search(rf"^-- (?:name|part): {name}\n", text, flags=re.MULTILINE)
+    if head is None:
+        return None
+    following = re.search(r"^-- (?:name|part): ", text[head.end() :], flags=re.MULTILINE)
+    return slice(head.end(), len(text) if following is None else head.end() + following.start())
+
+
+def _find_definition(text: str, name: str) -> slice | None:
+    """Return the whole lines of a function, class or constant."""
+    node: ast.AST = ast.parse(text)
+    for part in name.split("."):
+        found = [each for each in ast.walk(node) if each is not node and part in _names(each)]
+        if not found:
+            return None
+        node = found[0]
+    assert isinstance(node, ast.stmt)
+    assert node.end_lineno is not None
+    lines = text.splitlines(keepends=True)
+    start = sum(map(len, lines[: node.lineno - 1]))
+    return slice(start, start + sum(map(len, lines[node.lineno - 1 : node.end_lineno])))
+
+
+def _names(node: ast.AST) -> list[str]:
+    """Return what a statement defines."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.Assign):
+        return [each.id for each in node.targets if isinstance(each, ast.Name)]
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return [node.target.id]
+    return []

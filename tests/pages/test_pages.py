@@ -82,7 +82,10 @@ def test_every_row_of_the_table_of_failures_and_every_fault_has_its_test() -> No
     """A row is found by its id, and its test by file and name."""
     assert PROOFS.keys() == {*table("docs/guarantees.md", "promises").ids}
     assert ATTACKS.keys() == {*table("docs/security.md", "authors").ids}
-    caught = {test for fault in (*HISTORY, *DRAWN) for test in fault.tests}
+    faults = [*HISTORY, *DRAWN]
+    texts = {each.path: (ROOT / each.path).read_text(encoding="utf-8") for each in faults}
+    assert [each.id for each in faults if each.apply(texts[each.path]) is None] == []
+    caught = {test for fault in faults for test in fault.tests}
     for each in {*PROOFS.values(), *ATTACKS.values()} | caught:
         path, _, name = each.partition("::")
         assert f"\ndef {name}(" in (TESTS / path).read_text(encoding="utf-8"), each
