@@ -116,7 +116,10 @@ def _result(line: Line, samples: Samples, failures: Mapping[str, str]) -> str:
     if not values:
         return f"failed: {failures.get(line.name, 'no round counted').splitlines()[0]}"
     text = f"{median(values):10,.0f} {line.unit:10} {min(values):9,.0f} - {max(values):9,.0f}"
-    for other, aim in AIMS.get(line.name, {}).items():
+    aims = AIMS.get(line.name, {})
+    if line.name.startswith("latency") and "p99" not in aims:
+        text += f"  p99 {_value(line, 'p99', samples):,.0f}"
+    for other, aim in aims.items():
         if value := _value(line, other, samples):
             sign, met = ("≤", value <= aim) if line.unit == "ms" else ("≥", value >= aim)
             text += f"  {other} {value:.2f} ({sign} {aim:g} {'met' if met else 'missed'})"

@@ -116,8 +116,19 @@ def python_batch(stand: Stand) -> list[float]:
     return durations(drain(stand, _into_delta(stand, rows)))
 
 
-def latency(stand: Stand, *, delay: str) -> list[float]:
-    """Messages sent one by one to an idle stream: insert to commit in Delta. Milliseconds each."""
+def latency(stand: Stand, *, delay: str, partitions: int = 50, commits: int = 10) -> list[float]:
+    """
+    Messages sent one by one to an idle stream: insert to commit in Delta. Milliseconds each.
+
+    `partitions` are the tasks in which Delta reads its own log. After that many `commits` it writes
+    a checkpoint of the log. The defaults are Delta's.
+    """
+    settings = {
+        "spark.databricks.delta.snapshotPartitions": partitions,
+        "spark.databricks.delta.properties.defaults.checkpointInterval": commits,
+    }
+    for name, value in settings.items():
+        stand.spark.conf.set(name, value)
     rows = receiving(stand, stand.messages, peekDelay=delay)
     table = stand.checkpoint()
     writer = rows.writeStream.format("delta").option("path", table)
@@ -127,6 +138,8 @@ def latency(stand: Stand, *, delay: str) -> list[float]:
         return [_arrival(stand, query, Path(table)) for _ in range(_ARRIVALS + 1)][1:]
     finally:
         query.stop()
+        for name in settings:
+            stand.spark.conf.unset(name)
 
 
 def _arrival(stand: Stand, query: StreamingQuery, table: Path) -> float:

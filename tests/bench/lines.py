@@ -107,6 +107,7 @@ def _sizes(name: str, ready: Step, run: Callable[..., Sequence[float]]) -> list[
 
 
 _receive_map_errors = partial(ours.receive, headersFormat="map", errorQueue=ERROR_QUEUE)
+_latency_tuned = partial(delta.latency, delay="100ms", partitions=2)
 _batch, _batches, _nothing = _waiting(1), _waiting(BATCHES), _few(0)
 
 # A line stands next to its yardsticks, so that they are measured seconds apart.
@@ -163,6 +164,8 @@ GROWTH = (
     Line("growing-delta", _batches, delta.receive_in_batches),
     *_sizes("batches-queue", _both, ours.queue_to_queue),
     Line("backlog", _batches, ours.backlog, "ms"),
+    Line("latency-delta-tuned", _nothing, partial(_latency_tuned, commits=10), "ms"),
+    Line("latency-delta-rare", _nothing, partial(_latency_tuned, commits=100), "ms"),
     Line("dispatch", _sent, ours.dispatched),
 )
 # Line → another line → the aim for the ratio of their medians. It is the least ratio, or for times
