@@ -7,7 +7,8 @@ true:
 
 - The table and its descendants are ordinary tables.
 - The owners of the table and of its schema are trusted.
-- Nobody else has added a trigger. If rows are deleted, nobody else has added a foreign key.
+- Nobody else has added a trigger, and no trigger has a condition or arguments, whoever added it.
+- If rows are deleted, nobody else has added a foreign key.
 
 If a queue that an option or an argument names is absent, the error names a queue whose name differs
 only in case. The error for a name from a row or a header does not. Otherwise the author of a

@@ -123,5 +123,5 @@ def destination_of(name: str | None, options: SinkOptions) -> QueueAddress:
 
 
 def read_queue_rows(connection: Connection, chunk: pa.Table) -> pa.Table:
-    """Return a chunk as rows of a queue. Expires is computed here, with the database's clock."""
+    """Return a chunk as rows of a queue. The database's clock is read if a row has a lifetime."""
     return to_queue_rows(chunk, connection.value("clock") if has_lifetimes(chunk) else None)
