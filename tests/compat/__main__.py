@@ -61,7 +61,7 @@ def run(killed: Environment, other: Environment, job: dict[str, Any], url: str) 
         return started(words, place, environ)
 
     try:
-        for words in (["install"], ["create", "orders"], ["stats", "orders"]):
+        for words in (["install"], ["create", "orders", "--error", "error"], ["stats", "orders"]):
             command = [str(other.program.with_name("sqlqueue")), *words]
             subprocess.run(command, env=environ, stdout=subprocess.DEVNULL, check=True)
         with suite(killed, only=None, connect=job["modes"].startswith("connect")) as running:

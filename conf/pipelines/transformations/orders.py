@@ -6,9 +6,9 @@ from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
 
 
-# no full refresh: it would delete the table, and the messages cannot be received again
+# a full refresh would delete messages that cannot be received again
 @dp.table(table_properties={"pipelines.reset.allowed": "false"})
 def orders() -> DataFrame:
     """Return every message of the queue, with the columns of a read."""
     source = SparkSession.active().readStream.format("sqlqueue")
-    return source.options(url=os.environ["SQLQUEUE_URL"]).load("Shop.Orders")
+    return source.options(url=os.environ["SQLQUEUE_URL"], errorQueue="error").load("Shop.Orders")
