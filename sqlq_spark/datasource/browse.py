@@ -9,7 +9,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from sqlq_spark.database.sessions import Session
 from sqlq_spark.receive import browse
-from sqlq_spark.spark_api import column_types, to_arrow_schema
+from sqlq_spark.spark_api import column_types, spare_modules, to_arrow_schema
 from sqlq_spark.wire.header_columns import to_read_columns
 from sqlq_spark.wire.rows import record_batches
 
@@ -78,6 +78,7 @@ class BrowseReader(DataSourceReader):
                 largest=options.max_message_bytes,
             )
             for page in pages:
+                spare_modules()
                 for chunk in record_batches(page):
                     yield to_read_columns(chunk, schema, queue=session.open().canonical(queue))
 

@@ -145,6 +145,7 @@ class StreamReader(DataSourceStreamReader, spark_api.SupportsTriggerAvailableNow
         with Session(self.options, task.name, keep_connection=True, was_reached=True) as session:
             result = session.run_with_retries(work)
             queue = session.open().canonical(task.queue)
+        spark_api.spare_modules()
         batches = [*record_batches(result.rows)]
         parsed: Sequence[Headers | None] = result.headers or [None] * len(batches)
         for rows, headers in zip(batches, parsed, strict=True):

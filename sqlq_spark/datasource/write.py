@@ -30,6 +30,7 @@ from sqlq_spark.spark_api import (
     column_types,
     current_batch,
     padded_texts,
+    spare_modules,
 )
 from sqlq_spark.wire.headers import begins_with_interface
 
@@ -137,11 +138,13 @@ class Writing:
             if not is_exactly_once:
                 paced = wait_before_chunks(session, chunks, options, spark_batch.query_id)
                 send_now(session, paced, options)
+                spare_modules()
                 return Written(None)
             recorded = record_names(chunks, names)
             staged = stage(
                 session, recorded, sink=sink, sink_batch=sink_batch, spark_batch=spark_batch
             )
+        spare_modules()
         wait_before_dispatch(options, staged, partition, names)
         return Written(staged)
 

@@ -2,11 +2,11 @@
 What a task cannot deliver: messages that cannot be read, and messages that are too large.
 
 Poison is a message whose headers are not a JSON object of texts, or are not UTF-8, or have a name
-that is too long for Spark. (A database with the encoding SQL_ASCII holds any bytes.) All poison of a task is diverted to the error queue at
-once. There it gets headers that can be read, and one of them holds the old text. These headers are
-for ServiceControl: it would try a row that it cannot read for ever, and all other failures would
-wait. Poison that an operator returns is diverted again. Without the option errorQueue poison is
-delivered, with its text in the column corruptHeaders.
+that is too long for Spark. (A database with the encoding SQL_ASCII holds any bytes.) All poison of
+a task is diverted to the error queue at once. There it gets headers that can be read, and one of
+them holds the old text. These headers are for ServiceControl: it would try a row that it cannot
+read for ever, and all other failures would wait. Poison that an operator returns is diverted again.
+Without the option errorQueue poison is delivered, with its text in the column corruptHeaders.
 
 A message is too large if it has more than maxMessageBytes, or its headers have more than
 maxHeaderBytes. The server moves it to the error queue without sending it to the task. It gets no
