@@ -137,7 +137,7 @@ RETURNING {received_row}
 -- name: take
 -- Deletes the messages that :chosen lists, except those that another session holds. :chosen is a JSON
 -- array of arrays [seq, id]. The id is needed because two messages may have the same seq.
--- Locks:   a row lock for each, until commit. Never waits.
+-- Locks:   a row lock for each row it reads, until commit. Never waits.
 -- Index:   the index on seq; then by ctid.
 -- Returns: as receive; no order promised
 DELETE FROM {queue}
@@ -157,7 +157,7 @@ RETURNING {received_row}
 -- Finds the lowest messages of a range that are too large and that no other session holds. It runs only
 -- if a task got less than was planned, and if the sizes that the driver sampled for the plan allow such a
 -- message.
--- Locks:   a row lock for each, until commit. Never waits.
+-- Locks:   a row lock for each row it reads, until commit. Never waits.
 -- Index:   the unique index on seq.
 -- Returns: seq bigint; bytes bigint: the size of the message; headers bigint: the size of its headers;
 --          place text: the ctid of the row, which is valid until the transaction ends

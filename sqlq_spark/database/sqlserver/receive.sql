@@ -33,8 +33,8 @@ deleted.RowVersion AS seq
 --   earlier batch. It is null if there is no such batch, or if @query_id is null.
 -- - `is_reader`: whether this stream may receive from the queue in this run of the query. See
 --   enter_query.
--- Locks:   the stream's row, shared, until commit. An acknowledgement waits for this task. REPEATABLEREAD is
---          needed in a database that reads row versions, where a plain read would lock nothing.
+-- REPEATABLEREAD is needed in a database that reads row versions, where a plain read would lock nothing.
+-- Locks:   the stream's row, shared, until commit. An acknowledgement waits for this task.
 -- Index:   the primary keys of stream and query_reader.
 -- Returns: acked_batch bigint, plan_high_water bigint or null, is_reader bit; no row if the stream is not
 --          there
@@ -148,7 +148,7 @@ OPTION (MAXDOP 1)
 -- name: take
 -- Deletes the messages that @chosen lists, except those that another session holds. @chosen is a JSON
 -- array of arrays [seq, id]. The id is needed because two messages may have the same RowVersion.
--- Locks:   an update lock for each, until commit. Never waits for a row.
+-- Locks:   an update lock for each row it reads, until commit. Never waits for a row.
 -- Index:   Index_RowVersion, a seek for each.
 -- Returns: as receive; no order promised
 DELETE q

@@ -262,8 +262,9 @@ BEGIN
 END
 
 -- name: add_body_string
--- Adds a column with the body as text, as the transport's CreateMessageBodyComputedColumn does.
--- Locks:   the whole table, for a moment, because the server computes the column only when it is read.
+-- Adds a column with the body as text, as the transport's CreateMessageBodyComputedColumn does. The
+-- server computes it only when it is read.
+-- Locks:   the whole table, for a moment.
 IF COL_LENGTH({queue_text}, N'BodyString') IS NULL
     ALTER TABLE {queue} ADD BodyString AS CAST(Body AS nvarchar(max))
 
