@@ -6,7 +6,6 @@ import re
 import secrets
 from contextlib import closing
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
@@ -319,12 +318,13 @@ def test_whoever_holds_the_key_of_the_page_keeps_an_installer_waiting(shop: Shop
 
 
 def test_the_script_beside_the_page_is_what_the_command_prints(shop: Shop) -> None:
-    """Its first line is the command that the page names. The page links to the file."""
-    script = "docs/script-postgresql.sql"
-    command = read(script).splitlines()[0].removeprefix("-- ")
+    """Its first line is the command, with the options of all rights. The page links to it."""
+    script = read("docs/script-postgresql.sql")
+    command = script.splitlines()[0].removeprefix("-- sqlqueue ").split()
 
-    assert f"[What `{command}` prints]({Path(script).name})" in read("docs/dba.md")
-    assert shop.sqlqueue(*command.split()[1:]) == read(script)
+    assert {*command} == {*SCRIPT, "orders"}
+    assert shop.sqlqueue(*command) == script
+    assert "](script-postgresql.sql)" in read("docs/dba.md")
 
 
 def test_the_rights_on_the_page_of_sql_server_are_those_that_the_script_grants(shop: Shop) -> None:

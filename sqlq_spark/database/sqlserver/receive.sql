@@ -60,7 +60,7 @@ SELECT o.acked_batch,
 -- If two sessions insert the same entry, the second waits for the first, and then inserts nothing.
 -- XACT_ABORT is off until the end of this statement, so that such a duplicate does not end the
 -- transaction.
--- Locks:   the row that it writes, until commit; waits for another stream that enters itself.
+-- Locks:   the row it writes, until commit; waits for another session that writes it.
 -- Index:   the primary key.
 SET XACT_ABORT OFF;
 UPDATE {state}.query_reader WITH (REPEATABLEREAD, ROWLOCK)
@@ -220,7 +220,7 @@ SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS diver
 -- fails (2627), starts again and finds the receipt. If the first attempt is undone, the second one goes
 -- on. Without the page, each attempt would skip the messages that the other one has locked, and the
 -- attempt that ends first could leave an empty receipt.
--- Locks:   the row it writes, until commit; waits for another attempt.
+-- Locks:   the row it writes, until commit; waits for another session that writes it.
 INSERT INTO {state}.receipt_page (stream, batch, task, page, payload)
 VALUES (@stream, @batch, @task, -1, 0x)
 

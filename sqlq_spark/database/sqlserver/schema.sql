@@ -373,5 +373,5 @@ SELECT TOP (1) 1 AS locked
 
 -- name: drop_queue
 -- Drops a table after lock_queue. Sessions that wait for the table fail then, because the table is gone.
--- Locks:   the whole table, until commit.
+-- Locks:   the whole table, until commit; waits for all transactions that use it.
 DROP TABLE {queue}
