@@ -28,6 +28,7 @@ UNTIL = ", until (?:commit|the transaction ends)"  # left out: the page says it 
 # no row, the rows that the statement is there to change, or the table; the page says this once too
 USUALLY = re.compile(
     "-|no row|keeps none(?:, waits for no row)?|an advisory lock|(?:an|the) application lock.*"
+    "|the table, as an? (?:SELECT|INSERT|DELETE) does"
     "|the (?:rows?|tables?) (?:that )?it (?:write|delete|change|create)s"
     "(?:; (?:none|nothing|begin_receipt) .*)?|.*them already"
 )

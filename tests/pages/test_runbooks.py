@@ -91,7 +91,6 @@ def stream(shop: Shop) -> Iterator[Stream]:
         ("operations/seq", FULL, "no problems found"),
         ("operations/snapshot", "", "[(False,)]"),
         ("operations/dropped-queue", 'DROP TABLE "Shop.Orders"', "Shop.Orders"),
-        ("retention/kept", "", "1, Decimal('3'), "),
         ("retention/publications", PUBLISHED, "'staging_page'"),
         ("upgrade/beside", "", "sqlqueue_next"),
         ("upgrade/version", "", "[(5,)]"),
@@ -99,6 +98,7 @@ def stream(shop: Shop) -> Iterator[Stream]:
         ("upgrade/back", "", "were changed from version 5 to version 3"),
         ("restore/compare", "", "{stream}"),
         ("dba/watch", "", "sqlqueue driver Shop.Orders"),
+        ("dba/watch", "", "1, Decimal('3')"),
         ("load/waits", "", ""),
         ("load/vacuum", "", ""),
     ],
@@ -317,15 +317,22 @@ def test_whoever_holds_the_key_of_the_page_keeps_an_installer_waiting(shop: Shop
         shop.sqlqueue("install", "--query-timeout", "1s", code=3)
 
 
-@pytest.mark.parametrize(("page", "dialect"), [("dba", "postgresql"), ("sqlserver", "sqlserver")])
-def test_the_rights_on_the_page_are_those_that_the_script_grants(
-    shop: Shop, page: str, dialect: str
-) -> None:
-    """The statements are equal and in the same order. The page has comments of its own."""
-    script = shop.sqlqueue(*SCRIPT, "orders", "--dialect", dialect)
+def test_the_script_beside_the_page_is_what_the_command_prints(shop: Shop) -> None:
+    """Its first line is the command, with the options of all rights. The page links to it."""
+    script = read("docs/script-postgresql.sql")
+    command = script.splitlines()[0].removeprefix("-- sqlqueue ").split()
+
+    assert {*command} == {*SCRIPT, "orders"}
+    assert shop.sqlqueue(*command) == script
+    assert "](script-postgresql.sql)" in read("docs/dba.md")
+
+
+def test_the_rights_on_the_page_of_sql_server_are_those_that_the_script_grants(shop: Shop) -> None:
+    """The statements are equal and in the same order."""
+    script = shop.sqlqueue(*SCRIPT, "orders", "--dialect", "sqlserver")
     granted, listed = (
         re.findall(r"^GRANT [^;]+_(?:reader|sender)\W;$", text, flags=re.MULTILINE)
-        for text in (script, read(f"docs/{page}.md"))
+        for text in (script, read("docs/sqlserver.md"))
     )
 
     assert len(listed) > 10

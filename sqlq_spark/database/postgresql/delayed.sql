@@ -39,9 +39,8 @@ SELECT ARRAY (SELECT (now() AT TIME ZONE 'UTC' + wait::bigint * interval '1 mill
 -- Moves due messages into the queue, those first that have been due longest. A message keeps its id,
 -- unless the queue has this id already or :renamed is true. Then it gets a new id. At any time a message
 -- is in exactly one of the two tables.
--- Locks:   the delayed rows, until commit. Skips rows that others hold, so two movers of this package
---          never wait for each other. An endpoint's mover waits for this one, and then finds the rows
---          gone.
+-- Locks:   the delayed rows, until commit; skips rows that others hold. An endpoint's mover waits for this
+--          one, and then finds the rows gone.
 -- Index:   the one on due; then by ctid.
 -- Returns: one row: moved bigint: how many were moved; renamed bigint: how many of them got a new id;
 --          unfit bigint: 0, because a queue holds all texts of this database

@@ -51,7 +51,7 @@ SELECT o.acked_batch,
 -- queue. If another stream is entered for the same run, nothing changes. Two streams of one query must
 -- not receive from the same queue, because each would get a part of the messages. An entry of an earlier
 -- run is replaced, because its stream may belong to a checkpoint that is lost.
--- Locks:   the row that it writes, until commit; waits for another stream that enters itself.
+-- Locks:   the row it writes, until commit; waits for another session that writes it.
 -- Index:   the primary key.
 INSERT INTO {state}.query_reader AS r (query_id, queue, stream, run_id)
 VALUES (:query_id::text, :queue_name::text, :stream::text, :run_id::text)
@@ -137,7 +137,7 @@ RETURNING {received_row}
 -- name: take
 -- Deletes the messages that :chosen lists, except those that another session holds. :chosen is a JSON
 -- array of arrays [seq, id]. The id is needed because two messages may have the same seq.
--- Locks:   a row lock for each, until commit. Never waits.
+-- Locks:   a row lock for each row it reads, until commit. Never waits.
 -- Index:   the index on seq; then by ctid.
 -- Returns: as receive; no order promised
 DELETE FROM {queue}
@@ -157,7 +157,7 @@ RETURNING {received_row}
 -- Finds the lowest messages of a range that are too large and that no other session holds. It runs only
 -- if a task got less than was planned, and if the sizes that the driver sampled for the plan allow such a
 -- message.
--- Locks:   a row lock for each, until commit. Never waits.
+-- Locks:   a row lock for each row it reads, until commit. Never waits.
 -- Index:   the unique index on seq.
 -- Returns: seq bigint; bytes bigint: the size of the message; headers bigint: the size of its headers;
 --          place text: the ctid of the row, which is valid until the transaction ends
@@ -233,7 +233,7 @@ SELECT count(nextval(its.sequence)) AS skipped
 -- fails (23505), starts again and finds the receipt. If the first attempt is undone, the second one goes
 -- on. Without the page, each attempt would skip the messages that the other one has locked, and the
 -- attempt that ends first could leave an empty receipt.
--- Locks:   the row it writes, until commit; waits for another attempt.
+-- Locks:   the row it writes, until commit; waits for another session that writes it.
 INSERT INTO {state}.receipt_page (stream, batch, task, page, payload)
 VALUES (:stream::text, :batch::bigint, :task::bigint, -1, '')
 

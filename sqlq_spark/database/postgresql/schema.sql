@@ -328,5 +328,5 @@ LOCK TABLE {queue} IN ACCESS EXCLUSIVE MODE
 
 -- name: drop_queue
 -- Drops a table after lock_queue. Sessions that wait for the table fail then, because the table is gone.
--- Locks:   the whole table, until commit.
+-- Locks:   the whole table, until commit; waits for all transactions that use it.
 DROP TABLE {queue}

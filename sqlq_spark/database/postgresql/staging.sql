@@ -53,7 +53,7 @@ RETURNING sink_batch
 -- Marks the receipts of a micro-batch as settled, because this transaction sends their messages on. If an
 -- operator has returned or dropped a receipt of the batch, this statement does not find it. But that has
 -- closed the batch, and the statement closed_high_water shows it.
--- Locks:   the stream's row FOR SHARE, as its tasks do, and the receipts, until commit.
+-- Locks:   the stream's row FOR SHARE, and the receipts, until commit.
 -- Returns: settled true, for each receipt
 WITH held AS (
     SELECT r.stream, r.batch, r.task

@@ -11,10 +11,10 @@ SELECT topic, endpoint, queueaddress AS address
  LIMIT :most::bigint
 
 -- name: subscribed
--- Reads the address that `subscribe` may replace.
+-- Reads the address that `subscribe` may replace. If there is no row yet and another session inserts one,
+-- `subscribe` replaces that row without having read it.
 -- Index:   the primary key.
--- Locks:   the endpoint's row for the topic, until commit, so that no other session replaces it. If there
--- is no row yet and another session inserts one, `subscribe` replaces that row without having read it.
+-- Locks:   the endpoint's row for the topic, until commit, so that no other session replaces it.
 -- Returns: address, or no row
 SELECT queueaddress AS address
   FROM {subscriptions}

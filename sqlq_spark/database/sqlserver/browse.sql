@@ -157,8 +157,8 @@ SELECT CAST(c.last_value AS bigint) AS given
 -- Lists the tables of this database that have the columns of a queue and that this login may read. It
 -- does not matter who owns them. Only the catalogue is read. HAS_PERMS_BY_NAME returns null for a name of
 -- more than 128 characters. This null counts as a right.
--- Locks:   keeps none, waits for no row. It waits for a session that creates or changes a table and has
---          not committed; `blockers` shows that session.
+-- Locks:   keeps none. Waits for a session that creates or changes a table and has not committed;
+--          `blockers` shows it.
 -- Returns: schema_name, table_name; messages (an estimate), bytes bigint; by schema_name, table_name
 WITH found AS (
     SELECT t.object_id, t.name, s.name AS schema_name

@@ -33,8 +33,8 @@ deleted.RowVersion AS seq
 --   earlier batch. It is null if there is no such batch, or if @query_id is null.
 -- - `is_reader`: whether this stream may receive from the queue in this run of the query. See
 --   enter_query.
--- Locks:   the stream's row, shared, until commit. An acknowledgement waits for this task. REPEATABLEREAD is
---          needed in a database that reads row versions, where a plain read would lock nothing.
+-- REPEATABLEREAD is needed in a database that reads row versions, where a plain read would lock nothing.
+-- Locks:   the stream's row, shared, until commit. An acknowledgement waits for this task.
 -- Index:   the primary keys of stream and query_reader.
 -- Returns: acked_batch bigint, plan_high_water bigint or null, is_reader bit; no row if the stream is not
 --          there
@@ -60,7 +60,7 @@ SELECT o.acked_batch,
 -- If two sessions insert the same entry, the second waits for the first, and then inserts nothing.
 -- XACT_ABORT is off until the end of this statement, so that such a duplicate does not end the
 -- transaction.
--- Locks:   the row that it writes, until commit; waits for another stream that enters itself.
+-- Locks:   the row it writes, until commit; waits for another session that writes it.
 -- Index:   the primary key.
 SET XACT_ABORT OFF;
 UPDATE {state}.query_reader WITH (REPEATABLEREAD, ROWLOCK)
@@ -148,7 +148,7 @@ OPTION (MAXDOP 1)
 -- name: take
 -- Deletes the messages that @chosen lists, except those that another session holds. @chosen is a JSON
 -- array of arrays [seq, id]. The id is needed because two messages may have the same RowVersion.
--- Locks:   an update lock for each, until commit. Never waits for a row.
+-- Locks:   an update lock for each row it reads, until commit. Never waits for a row.
 -- Index:   Index_RowVersion, a seek for each.
 -- Returns: as receive; no order promised
 DELETE q
@@ -220,7 +220,7 @@ SELECT ISNULL(SUM(CASE WHEN expired = 0 THEN CAST(1 AS bigint) END), 0) AS diver
 -- fails (2627), starts again and finds the receipt. If the first attempt is undone, the second one goes
 -- on. Without the page, each attempt would skip the messages that the other one has locked, and the
 -- attempt that ends first could leave an empty receipt.
--- Locks:   the row it writes, until commit; waits for another attempt.
+-- Locks:   the row it writes, until commit; waits for another session that writes it.
 INSERT INTO {state}.receipt_page (stream, batch, task, page, payload)
 VALUES (@stream, @batch, @task, -1, 0x)
 

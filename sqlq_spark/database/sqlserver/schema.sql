@@ -262,8 +262,9 @@ BEGIN
 END
 
 -- name: add_body_string
--- Adds a column with the body as text, as the transport's CreateMessageBodyComputedColumn does.
--- Locks:   the whole table, for a moment, because the server computes the column only when it is read.
+-- Adds a column with the body as text, as the transport's CreateMessageBodyComputedColumn does. The
+-- server computes it only when it is read.
+-- Locks:   the whole table, for a moment.
 IF COL_LENGTH({queue_text}, N'BodyString') IS NULL
     ALTER TABLE {queue} ADD BodyString AS CAST(Body AS nvarchar(max))
 
@@ -372,5 +373,5 @@ SELECT TOP (1) 1 AS locked
 
 -- name: drop_queue
 -- Drops a table after lock_queue. Sessions that wait for the table fail then, because the table is gone.
--- Locks:   the whole table, until commit.
+-- Locks:   the whole table, until commit; waits for all transactions that use it.
 DROP TABLE {queue}

@@ -66,8 +66,8 @@ OUTPUT inserted.sink_batch
 -- Marks the receipts of a micro-batch as settled, because this transaction sends their messages on. If an
 -- operator has returned or dropped a receipt of the batch, this statement does not find it. But that has
 -- closed the batch, and the statement closed_high_water shows it.
--- Locks:   first the stream's row, shared, as its tasks do, and then the receipts, until commit. An
---          acknowledgement locks in the same order.
+-- An acknowledgement locks in the same order.
+-- Locks:   first the stream's row, shared, and then the receipts, until commit.
 -- Index:   receipt_query, a seek; a scan would wait for receipts that tasks write now.
 -- Returns: settled, 1, for each receipt
 DECLARE @open TABLE (

@@ -67,8 +67,8 @@ SELECT t.place, CAST(t.id AS bigint) AS [identity], t.catalog, CAST(t.here AS bi
 -- runs after a queue that an option or an argument names was not found. So it finds a row only if the
 -- database's collation distinguishes them. It finds only tables that have the columns of a queue and
 -- that this login may see. Only the catalogue is read.
--- Locks:   keeps none, waits for no row. It waits for a session that creates or changes a table and has
---          not committed; `blockers` shows that session.
+-- Locks:   keeps none. Waits for a session that creates or changes a table and has not committed;
+--          `blockers` shows it.
 -- Returns: schema, table: at most one row, the first by schema and name
 SELECT TOP (1) s.name AS [schema], t.name AS [table]
   FROM {queue_catalog}sys.tables AS t
