@@ -41,6 +41,14 @@ def memory(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / MIB
 
 
+def private_memory(pid: int) -> float:
+    """Resident memory of a process in MiB, without what it shares; 0 if it has ended."""
+    with suppress(*GONE):
+        resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
+        return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE") / MIB
+    return 0.0
+
+
 def cpu_seconds(pid: int) -> float | None:
     """CPU time that a process has used, in seconds; None if it has ended."""
     with suppress(*GONE):

@@ -2,9 +2,10 @@
 `python -m tests.bench.profile write-exactly-once jdbc-append` prints where a line's time goes.
 
 For each line: the wall time of a message, and the CPU time of a message in the server, in the JVM,
-in Spark's Python workers, and in this process. The processes are read ten times a second, so what a
-process does in its last tenth of a second is not seen. Two cores have twice the wall time; what is
-not used of it is waiting.
+in Spark's Python workers, and in this process. Below it stands the most memory that the processes
+of each kind had at the same time, without what they share, as the server's buffers. The processes
+are read ten times a second, so what a process does in its last tenth of a second is not seen. Two
+cores have twice the wall time; what is not used of it is waiting.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from .stand import Stand
 
 KINDS = ("server", "JVM", "Python workers", "this process")
-SOURCES = ("receive", "queue-to-queue", "parquet-delta", "job-delta")  # they move BATCHES batches
+# the lines that begin so move BATCHES batches
+SOURCES = ("receive", "queue-to-queue", "parquet-delta", "job-delta", "batches", "growing")
 PAUSE = 0.1  # seconds between two readings
 
 
@@ -57,6 +59,7 @@ class Meter:
         self._bench = bench
         self._first: dict[int, float] = {}
         self._last: dict[int, tuple[str, float]] = {}
+        self.memory = dict.fromkeys(KINDS, 0.0)  # the most MiB of each kind
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._read_often)
 
@@ -83,14 +86,23 @@ class Meter:
             self._read()
 
     def _read(self) -> None:
+        memory = dict.fromkeys(KINDS, 0.0)
         for pid, kind in kinds(self._bench).items():
+            memory[kind] += processes.private_memory(pid)
             used = processes.cpu_seconds(pid)
             if used is not None:
                 self._last[pid] = (kind, used)
+        self.memory = {kind: max(most, memory[kind]) for kind, most in self.memory.items()}
 
 
 def measure(bench: Stand, line: Line) -> list[float]:
-    """Return the wall time of a message in microseconds, and its CPU time in each of KINDS."""
+    """
+    Run a line once.
+
+    Returns:
+        The wall time of a message in microseconds, its CPU time in each of KINDS, and the most
+        memory of each of KINDS in MiB.
+    """
     line.ready(bench)
     start = time.perf_counter()
     with Meter(bench) as meter:
@@ -98,7 +110,8 @@ def measure(bench: Stand, line: Line) -> list[float]:
         wall = time.perf_counter() - start
     messages = bench.messages * (BATCHES if line.name.startswith(SOURCES) else 1)
     used = meter.used()
-    return [1e6 * value / messages for value in (wall, *(used[kind] for kind in KINDS))]
+    times = [1e6 * value / messages for value in (wall, *(used[kind] for kind in KINDS))]
+    return [*times, *meter.memory.values()]
 
 
 def main() -> None:
@@ -115,8 +128,10 @@ def main() -> None:
         for name in asked.names:
             measure(bench, lines[name])
             rounds = [measure(bench, lines[name]) for _ in range(asked.rounds)]
-            figures = "".join(f"{median(values):8.2f}" for values in zip(*rounds, strict=True))
-            sys.stdout.write(f"{name:24}{figures}\n")
+            found = [median(values) for values in zip(*rounds, strict=True)]
+            times, memory = found[: -len(KINDS)], found[-len(KINDS) :]
+            sys.stdout.write(f"{name:24}{''.join(f'{value:8.2f}' for value in times)}\n")
+            sys.stdout.write(f"{'MiB':32}{''.join(f'{value:8.0f}' for value in memory)}\n")
             sys.stdout.flush()
 
 
