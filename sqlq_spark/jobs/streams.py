@@ -452,8 +452,8 @@ def bind_checkpoint(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> 
             raise BadSettings(
                 reason=f"setting checkpoint is {checkpoint!r}: its batch {spark_batch} is open, "
                 f"and may have been sent to {was}. The dispatch log of {here} does not have it, so "
-                "the batch would be sent again. First run the job with the former target until it ends "
-                f"without an error. Or, if the batch was not sent, delete {note}"
+                "the batch would be sent again. First run the job with the former target until it "
+                f"ends without an error. Or, if the batch was not sent, delete {note}"
             )
         fresh = f"job:{uuid.uuid4()}"
         session.run_with_retries(partial(open_request, sink=fresh))
