@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
 import sys
 from importlib import util
 from typing import TYPE_CHECKING
@@ -62,3 +63,32 @@ def test_a_stand_in_does_what_the_package_asks_of_it(oldest: ModuleType) -> None
     assert issubclass(Writer, DataSourceArrowWriter)
     assert issubclass(Writer, DataSourceStreamWriter)
     assert oldest.DRAINS_AT_ONCE is False
+
+
+_TASK = """
+import gc, weakref
+from sqlq_spark.datasource import browse, stream, write
+from sqlq_spark.spark_api import spare_modules
+
+class Node:
+    pass
+
+spare_modules()
+spared = gc.get_freeze_count()
+spare_modules()
+node = Node()
+node.itself = node
+seen = weakref.ref(node)
+del node
+gc.collect()
+print(spared > 10_000, gc.get_freeze_count() == spared, seen() is None)
+"""
+
+
+def test_later_collections_leave_modules_out_and_still_find_cycles() -> None:
+    """What is alive at the first call is spared, and nothing more at later calls."""
+    done = subprocess.run(
+        [sys.executable, "-c", _TASK], check=True, stdout=subprocess.PIPE, text=True
+    )
+
+    assert done.stdout.split() == ["True"] * 3
