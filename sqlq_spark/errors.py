@@ -1029,17 +1029,18 @@ class StaleTask(CheckpointFailure):
 class CheckpointIncomplete(CheckpointFailure):
     """Spark uses the number of a batch again for other messages. Nothing was received for it."""
 
-    batch: int
+    spark_batch: int
     query: str | None
     task: str
     files: str
-    high_water: int
+    received: int
     template = (
-        "Spark runs batch {batch} of query {query} with other messages than before (task {task}): "
-        "the checkpoint has lost files of batch {files} in its folders offsets and commits. "
-        "Nothing was received. Restore the files. Or start with a new checkpoint, and return or "
-        "drop what `sqlqueue receipts list` shows. Only if it shows none, failOnDataLoss=false may "
-        "continue: nothing is received up to batch {high_water}, the messages come later."
+        "Spark runs batch {spark_batch} of query {query} with other messages than before (task "
+        "{task}): the checkpoint has lost files of batch {files} in its folders offsets and "
+        "commits. Nothing was received. Restore the files. Or start with a new checkpoint, and "
+        "return or drop what `sqlqueue receipts list` shows. Only if it shows none, "
+        "failOnDataLoss=false may continue: nothing is received up to batch {received}, the "
+        "messages come later."
     )
 
 
@@ -1066,13 +1067,13 @@ class QueueReadTwice(SqlQueueError):
 class ChunksMissing(SqlQueueError):
     """Staged chunks disappeared before they were sent. Nothing was sent."""
 
-    batch: int
+    sink_batch: int
     sink: str
     staged: int
     found: int
     template = (
-        "batch {batch} of sink {sink} staged {staged} chunks, but {found} were found. Nothing of "
-        "it was sent. Check whether chunks were dropped, or whether the driver uses another "
+        "batch {sink_batch} of sink {sink} staged {staged} chunks, but {found} were found. Nothing "
+        "of it was sent. Check whether chunks were dropped, or whether the driver uses another "
         "database or stateSchema than the tasks."
     )
 
@@ -1083,12 +1084,12 @@ class NothingToSettle(SqlQueueError):
     query: str | None
     schema: str
     server: str
-    batch: int | None
+    spark_batch: int | None
     template = (
         "query {query} has no stream and no receipt in schema {schema} of {server}, so nothing of "
-        "its micro-batch {batch} was sent. transactionMode=sendsAtomicWithReceive needs a sqlqueue "
-        "source in the same database: give read and write the same url and stateSchema. If the "
-        "queue was empty at the first batch, start the query once without transactionMode."
+        "its micro-batch {spark_batch} was sent. transactionMode=sendsAtomicWithReceive needs a "
+        "sqlqueue source in the same database: give read and write the same url and stateSchema. "
+        "If the queue was empty at the first batch, start the query once without transactionMode."
     )
 
 
@@ -1096,9 +1097,9 @@ class BatchClosed(NothingToSettle):
     """Receipts of a batch were returned or dropped before its sends. Nothing was sent."""
 
     template = (
-        "micro-batch {batch} of query {query} is closed in schema {schema} of {server}, so nothing "
-        "of it was sent: receipts of it were returned or dropped, and its messages may be in their "
-        "queue again. Start the query with a new checkpoint."
+        "micro-batch {spark_batch} of query {query} is closed in schema {schema} of {server}, so "
+        "nothing of it was sent: receipts of it were returned or dropped, and its messages may be "
+        "in their queue again. Start the query with a new checkpoint."
     )
 
 
@@ -1106,12 +1107,12 @@ class OtherDestination(SqlQueueError):
     """A write to another destination has used this txnAppId and txnVersion. Nothing was sent."""
 
     application: str
-    batch: int
+    sink_batch: int
     found: str
     asked: str
     template = (
-        "txnAppId {application!r} and txnVersion {batch} were used for a write to '{found}', and "
-        "now for one to '{asked}'. Nothing was sent now, because a second write of one name is "
+        "txnAppId {application!r} and txnVersion {sink_batch} were used for a write to '{found}', "
+        "and now for one to '{asked}'. Nothing was sent now, because a second write of one name is "
         "skipped as a repeated one. Give each write a txnAppId of its own. If an option changed, "
         "run the batch once with the old one."
     )
@@ -1121,15 +1122,16 @@ class DispatchLogAhead(SqlQueueError):
     """The dispatch log has a batch that the sink cannot have reached. Nothing was sent."""
 
     sink: str
-    batch: int
+    sink_batch: int
     schema: str
     server: str
     found: int
     template = (
-        "sink {sink} is at batch {batch}, but the dispatch log in schema {schema} of {server} says "
-        "that batch {found} was sent. Nothing was sent, because a new batch would be skipped as "
-        "one already sent. Either the checkpoint was rolled back by several batches, or txnVersion "
-        "is not the next number, or the log was changed. Restore the newer checkpoint, or give the "
-        "stream a new one. If batch {batch} was not sent yet, ask a DBA to set the column "
-        "sink_batch of the sink's row in the table dispatch_log to the last batch that was sent."
+        "sink {sink} is at batch {sink_batch}, but the dispatch log in schema {schema} of {server} "
+        "says that batch {found} was sent. Nothing was sent, because a new batch would be skipped "
+        "as one already sent. Either the checkpoint was rolled back by several batches, or "
+        "txnVersion is not the next number, or the log was changed. Restore the newer checkpoint, "
+        "or give the stream a new one. If batch {sink_batch} was not sent yet, ask a DBA to set "
+        "the column sink_batch of the sink's row in the table dispatch_log to the last batch that "
+        "was sent."
     )

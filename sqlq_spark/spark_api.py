@@ -134,13 +134,13 @@ def current_batch() -> SparkBatch:
     context = TaskContext.get()
     if context is None:
         return SparkBatch()
-    batch = context.getLocalProperty("streaming.sql.batchId")
+    number = context.getLocalProperty("streaming.sql.batchId")
     query_id = context.getLocalProperty("sql.streaming.queryId")
     return SparkBatch(
         query_id=query_id,
         # the job group is the runId of the query, unless a user's function sets another group
         run_id=context.getLocalProperty("spark.jobGroup.id"),
-        number=None if batch is None else int(batch),
+        number=None if number is None else int(number),
         query_name=find_query_name(context.getLocalProperty("spark.job.description"), query_id),
     )
 

@@ -239,7 +239,7 @@ def test_a_hot_function_takes_no_more_cpu_time_than_recorded(name: str) -> None:
 
 
 def test_headers_that_are_parsed_one_by_one_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted slowdown: no row is read in columns."""
+    """If no row is read in columns, the gate fails."""
     monkeypatch.setattr("sqlq_spark.wire.flat_json.MOST_MARKS", 0)
 
     with pytest.raises(AssertionError, match="headers takes"):
@@ -247,7 +247,7 @@ def test_headers_that_are_parsed_one_by_one_are_found(monkeypatch: pytest.Monkey
 
 
 def test_a_slower_compression_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A planted slowdown: payloads are compressed at zstd's default level."""
+    """If payloads are compressed at zstd's default level, the gate fails."""
     monkeypatch.setattr(payload, "ZSTD", pa.Codec("zstd", compression_level=3))
 
     with pytest.raises(AssertionError, match="pack takes"):

@@ -111,7 +111,7 @@ def test_a_batch_grows_while_more_waits_than_it_holds() -> None:
     [{"maxMessagesPerTrigger": "100000"}, {"maxBytesPerTrigger": "1g"}, {"maxConcurrency": "2"}],
 )
 def test_a_batch_with_a_limit_does_not_grow(limit: dict[str, str]) -> None:
-    """Not even if the limit is the default."""
+    """A batch keeps its size even if the limit is the default."""
     options = SourceOptions.parse({"url": ORDERS["url"], "queue": "orders", **limit})
 
     assert next_growth(options, planned=options.max_messages) == 1

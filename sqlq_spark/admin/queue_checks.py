@@ -42,7 +42,9 @@ CUT = 65_536  # characters
 # A quoted name or literal of SQL, or a quoted word of a shell. If its end quote is missing, it
 # reaches to the end of the text.
 IN_QUOTES = re.compile(r"""'[^']*(?:'|\Z)|"[^"]*(?:"|\Z)|\[(?:[^\]]|\]\])*+(?:\]|\Z)""")
-FIX_POISON = "set errorQueue on the stream, which moves them aside; .NET endpoints do it alone"
+FIX_POISON = (
+    "set errorQueue on the stream, which diverts them to the error queue, as .NET endpoints do"
+)
 FIX_POISON_OF_FAILURES = (
     "no stream reads an error queue, and ServiceControl tries them for ever: put them back with "
     'correct headers, or delete them, by the statements of docs/operations.md, "Poison messages"'

@@ -173,7 +173,7 @@ class Writing:
         """
         if self.options.delivery != "exactlyOnce":
             return
-        work = partial(discard, sink=sink, batch=sink_batch, final=final)
+        work = partial(discard, sink=sink, sink_batch=sink_batch, final=final)
         try:
             with StateSession(self.options, f"abort {sink}/{sink_batch}") as session:
                 session.run_with_retries(work)

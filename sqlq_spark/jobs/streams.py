@@ -447,13 +447,13 @@ def bind_checkpoint(spark: SparkSession, checkpoint: str, sink: SinkOptions) -> 
         logs = (
             checkpoints.read_files(spark, f"{checkpoint}/{log}") for log in ("offsets", "commits")
         )
-        batch, done = map(checkpoints.newest, logs)
-        if known and batch > done:
+        spark_batch, done = map(checkpoints.newest, logs)
+        if known and spark_batch > done:
             raise BadSettings(
-                reason=f"setting checkpoint is {checkpoint!r}: its batch {batch} is open, and may "
-                f"have been sent to {was}. The dispatch log of {here} does not have it, so the "
-                "batch would be sent again. First run the job with the former target until it ends "
-                f"without an error. Or, if the batch was not sent, delete {note}"
+                reason=f"setting checkpoint is {checkpoint!r}: its batch {spark_batch} is open, "
+                f"and may have been sent to {was}. The dispatch log of {here} does not have it, so "
+                "the batch would be sent again. First run the job with the former target until it "
+                f"ends without an error. Or, if the batch was not sent, delete {note}"
             )
         fresh = f"job:{uuid.uuid4()}"
         session.run_with_retries(partial(open_request, sink=fresh))

@@ -92,7 +92,7 @@ def warn_of_poison(rows: pa.RecordBatch, queue: str) -> None:
     if poison:
         log.warning(
             "%s: %d messages have corrupt headers. They are delivered with headers null and their "
-            "text in corruptHeaders. The option errorQueue moves such messages aside",
+            "text in corruptHeaders. The option errorQueue diverts them to the error queue",
             queue,
             poison,
         )

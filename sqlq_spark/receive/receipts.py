@@ -40,7 +40,7 @@ ROW_BYTES = 64  # bytes of a row in a payload, apart from headers and body
 UTF8_GROWTH = 3  # UTF-8 may take up to three times the bytes of UTF-16
 # What becomes of the messages that a task takes. They are in the receipt (messages), or were
 # deleted because they had expired, or went to the error queue (diverted) or to other queues
-# (forwarded).
+# (forwarded). `acknowledge` adds them to the columns of the stream that have these names.
 COUNTS = ("messages", "expired", "diverted", "forwarded")
 LONGEST_RUN = 200  # characters of the id of a query's run
 # how many messages a receipt may hold if an operator opens it, when its plan is not known

@@ -167,13 +167,13 @@ def check_number(task: Task, stored: StoredReceipt, spark_batch: SparkBatch) -> 
 
 def accept_lost_files(task: Task, spark_batch: SparkBatch, received: int, instead: str) -> None:
     """Raise that a checkpoint lost files up to batch `received`, unless the user accepts it."""
-    batch = spark_batch.number or 0
+    number = spark_batch.number or 0
     error = CheckpointIncomplete(
         query=spark_batch.query_id,
-        batch=batch,
-        high_water=received,
+        spark_batch=number,
+        received=received,
         task=task.name,
-        files=f"{batch}" if batch >= received else f"{batch} to {received}",
+        files=f"{number}" if number >= received else f"{number} to {received}",
     )
     receipts.accept_or_raise(error, task.options, instead)
 

@@ -197,11 +197,11 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
         SubscriptionsNotFound, BatchClosed, DispatchLogAhead, OtherDestination: nothing was sent.
     """
     sink = staged[0].sink
-    batch = staged[0].sink_batch
+    sink_batch = staged[0].sink_batch
     messages = sum(part.messages for part in staged)
 
     def send(inserts: Inserts) -> Sent:
-        entry = enter(connection, sink, batch, messages, options)
+        entry = enter(connection, sink, sink_batch, messages, options)
         inserted = Inserted()
         if entry.is_new:
             if options.settles:
@@ -209,19 +209,19 @@ def dispatch(connection: Connection, staged: Sequence[Staged], options: SinkOpti
             for chunk in read_chunks(connection, staged):
                 inserted += inserts.insert(chunk)
         # this also deletes the chunks of attempts that lost
-        connection.run("discard", sink=sink, sink_batch=batch)
+        connection.run("discard", sink=sink, sink_batch=sink_batch)
         if sink.startswith(NAMELESS_SINK):
             delete_abandoned(connection)
         return Sent(messages if entry.is_new else 0, entry, inserted)
 
     sent = send_in_transaction(connection, options, send)
-    log_sent(sink, batch, sent)
+    log_sent(sink, sink_batch, sent)
     return sent.messages
 
 
-def log_sent(sink: str, batch: int, sent: Sent) -> None:
+def log_sent(sink: str, sink_batch: int, sent: Sent) -> None:
     """Log what a dispatch has done. Call this after its commit."""
-    where = f"{sink}: batch {batch}"
+    where = f"{sink}: batch {sink_batch}"
     login = sent.entry.first_login
     inserted = sent.inserted
     if sent.entry.is_new:
@@ -237,7 +237,7 @@ def log_sent(sink: str, batch: int, sent: Sent) -> None:
         log.info("%s: was sent before; login %s began this sink", where, login)
 
 
-def discard(connection: Connection, sink: str, batch: int, *, final: bool) -> None:
+def discard(connection: Connection, sink: str, sink_batch: int, *, final: bool) -> None:
     """
     Delete the chunks of a batch that failed, and of the batches before it.
 
@@ -247,8 +247,8 @@ def discard(connection: Connection, sink: str, batch: int, *, final: bool) -> No
     with transaction(connection):
         lock_exclusive(connection, sink)
         if final:
-            advance(connection, sink, batch)
-        connection.run("discard", sink=sink, sink_batch=batch)
+            advance(connection, sink, sink_batch)
+        connection.run("discard", sink=sink, sink_batch=sink_batch)
 
 
 def settle(connection: Connection, spark_batch: SparkBatch) -> None:
@@ -269,9 +269,9 @@ def settle(connection: Connection, spark_batch: SparkBatch) -> None:
     closed_high_water: int | None = connection.value("closed_high_water", query_id=query)
     schema, server = connection.state, connection.server
     if closed_high_water is None and not settled:
-        raise errors.NothingToSettle(query=query, batch=number, schema=schema, server=server)
+        raise errors.NothingToSettle(query=query, spark_batch=number, schema=schema, server=server)
     if closed_high_water is not None and number is not None and closed_high_water >= number:
-        raise errors.BatchClosed(query=query, batch=number, schema=schema, server=server)
+        raise errors.BatchClosed(query=query, spark_batch=number, schema=schema, server=server)
 
 
 def read_chunks(connection: Connection, staged: Sequence[Staged]) -> Iterator[pa.Table]:
@@ -281,12 +281,14 @@ def read_chunks(connection: Connection, staged: Sequence[Staged]) -> Iterator[pa
     Raises ChunksMissing if a chunk is missing.
     """
     sink = staged[0].sink
-    batch = staged[0].sink_batch
+    sink_batch = staged[0].sink_batch
     wanted = {key: seal for part in staged for key, seal in part.chunks.items()}
-    present = set(connection.rows("chunks", StagedChunk, sink=sink, sink_batch=batch))
+    present = set(connection.rows("chunks", StagedChunk, sink=sink, sink_batch=sink_batch))
     found = sum(StagedChunk(key.attempt, key.chunk) in present for key in wanted)
     if found < len(wanted):
-        raise errors.ChunksMissing(sink=sink, batch=batch, staged=len(wanted), found=found)
+        raise errors.ChunksMissing(
+            sink=sink, sink_batch=sink_batch, staged=len(wanted), found=found
+        )
     unpacking: Future[pa.Table] | None = None
     with ThreadPoolExecutor(1) as pool:
         # Only the calling thread uses the connection. While it sends a chunk, the pool's thread
@@ -324,7 +326,7 @@ def delete_abandoned(connection: Connection) -> None:
 
 
 def enter(
-    connection: Connection, sink: str, batch: int, messages: int, options: SinkOptions
+    connection: Connection, sink: str, sink_batch: int, messages: int, options: SinkOptions
 ) -> Entry:
     """
     Enter a batch into the dispatch log, if it was not sent before. This transaction will send it.
@@ -333,11 +335,11 @@ def enter(
         DispatchLogAhead, OtherDestination.
     """
     last = lock_exclusive(connection, sink)
-    if last.sink_batch is not None and last.sink_batch > batch + AHEAD:
+    if last.sink_batch is not None and last.sink_batch > sink_batch + AHEAD:
         # all batches up to the logged one would be taken for sent, and their messages dropped
         raise errors.DispatchLogAhead(
             sink=sink,
-            batch=batch,
+            sink_batch=sink_batch,
             found=last.sink_batch,
             schema=connection.state,
             server=connection.server,
@@ -345,9 +347,9 @@ def enter(
     destination = None
     if sink.startswith(NAMED_SINK):
         destination = describe_destination(connection, options)
-        if last.sink_batch == batch:
-            refuse_other_destination(connection, sink, batch, last.destination, destination)
-    is_new = advance(connection, sink, batch, messages, destination)
+        if last.sink_batch == sink_batch:
+            refuse_other_destination(connection, sink, sink_batch, last.destination, destination)
+    is_new = advance(connection, sink, sink_batch, messages, destination)
     return Entry(is_new, last.login)
 
 
@@ -373,13 +375,13 @@ def last_sent(connection: Connection, sink: str) -> LastDispatch | None:
 def advance(
     connection: Connection,
     sink: str,
-    batch: int,
+    sink_batch: int,
     messages: int = 0,
     destination: str | None = None,
 ) -> bool:
     """Enter a batch of a locked sink. Returns False if the log has this batch or a later one."""
     entered = connection.value(
-        "advance", sink=sink, sink_batch=batch, messages=messages, destination=destination
+        "advance", sink=sink, sink_batch=sink_batch, messages=messages, destination=destination
     )
     return entered is not None
 
@@ -406,7 +408,7 @@ def describe_destination(connection: Connection, options: SinkOptions) -> str:
 
 
 def refuse_other_destination(
-    connection: Connection, sink: str, batch: int, before: str | None, destination: str
+    connection: Connection, sink: str, sink_batch: int, before: str | None, destination: str
 ) -> None:
     """Raise OtherDestination if the batch was sent before to another destination."""
     if before is None or before == destination:
@@ -415,7 +417,7 @@ def refuse_other_destination(
         return
     raise errors.OtherDestination(
         application=sink.removeprefix(NAMED_SINK),
-        batch=batch,
+        sink_batch=sink_batch,
         found=before,
         asked=destination,
     )

@@ -83,7 +83,7 @@ def wait_before_dispatch(
     common = names_of_options(options)
     names = names | common if is_first_task else names - common
     if rate is not None and is_first_task:
-        read = partial(read_seconds_left, sink=staged.sink, batch=staged.sink_batch, rate=rate)
+        read = partial(read_seconds_left, sink=staged.sink, sink_batch=staged.sink_batch, rate=rate)
         _wait_for_rate(time.monotonic() + run(read), rate, name)
     _wait_for_backlog(options, names, name, staged.spark_batch.query_id, run)
 
@@ -156,11 +156,11 @@ def _wait_for_rate(until: float, rate: int, name: str) -> None:
     wait_while(look, name, level=logging.INFO)
 
 
-def read_seconds_left(connection: Connection, sink: str, batch: int, rate: int) -> float:
+def read_seconds_left(connection: Connection, sink: str, sink_batch: int, rate: int) -> float:
     """Return how many seconds a batch must still wait: 0 if it was sent before."""
     with transaction(connection):
         last = last_sent(connection, sink)
-    if last is None or last.sink_batch is None or last.sink_batch >= batch:
+    if last is None or last.sink_batch is None or last.sink_batch >= sink_batch:
         return 0.0
     return seconds_left(last.messages, last.seconds, rate)
 

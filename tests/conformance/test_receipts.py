@@ -223,7 +223,7 @@ def test_a_lost_first_entry_is_an_error_with_the_files(bench: Bench, last: int, 
 
     error = caught.value
     assert bench.waiting_bodies() == [b"new"]
-    assert (error.query, error.batch, error.high_water) == ("query", 0, last)
+    assert (error.query, error.spark_batch, error.received) == ("query", 0, last)
     assert f"files of batch {files} in its folders offsets and commits" in str(error)
 
 
@@ -237,7 +237,7 @@ def test_a_receipt_is_not_handed_out_for_another_batch_of_its_query(bench: Bench
     with pytest.raises(errors.CheckpointIncomplete) as caught:
         receive(bench, loop, end, 0)
 
-    assert (caught.value.batch, caught.value.high_water) == (0, 1)
+    assert (caught.value.spark_batch, caught.value.received) == (0, 1)
     assert receive(bench, bench.stream_driver(failOnDataLoss="false"), end, 0) == got == [b"{}"]
 
 
@@ -257,5 +257,5 @@ def test_what_an_operator_moved_closes_the_batch(bench: Bench, move: Callable[..
     with pytest.raises(errors.CheckpointIncomplete) as caught:
         receive(bench, again, end, 0)
 
-    assert (caught.value.batch, caught.value.high_water) == (0, 0)
+    assert (caught.value.spark_batch, caught.value.received) == (0, 0)
     assert receive(bench, again, end, 0, "of a new checkpoint") == [b"{}"]

@@ -184,7 +184,7 @@ def test_two_writes_of_one_name_are_an_error(two: Bench, pair: str, *, empty: bo
     with pytest.raises(errors.OtherDestination) as caught:
         write(two, second, b"second")
 
-    assert [caught.value.application, caught.value.batch] == ["bill", 7]
+    assert [caught.value.application, caught.value.sink_batch] == ["bill", 7]
     assert caught.value.found == send.describe_destination(two.connection, first)
     assert caught.value.asked == send.describe_destination(two.connection, second)
     assert {caught.value.found, caught.value.asked} <= {*str(caught.value).split("'")}

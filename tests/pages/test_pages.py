@@ -54,7 +54,7 @@ def test_every_block_of_code_is_run() -> None:
 
 
 def test_t_sql_can_be_parsed() -> None:
-    """Those of blocks, those that both databases share, those with a name in brackets."""
+    """The parser reads T-SQL of blocks, of both databases, and with a name in brackets."""
     shown = [each for page in PAGES for each in blocks(page) if each.language == "sql"]
     texts = [each.text for each in shown if (each.unrun or "").startswith(TSQL)]
     texts += [each.text for each in blocks("docs/restore.md", "compare") if each.language == "sql"]

@@ -283,7 +283,7 @@ def test_the_code_of_the_page_of_failed_messages(spark: SparkSession, shop: Shop
 
 
 def test_the_table_of_headers_has_those_that_are_sent(spark: SparkSession, shop: Shop) -> None:
-    """By the sink, its options and columns, and the functions. Endpoints write no others."""
+    """The sink, its options and columns, and the functions send them. Endpoints write no others."""
     by: dict[str, set[str]] = {}
     for cell, source, _ in table("docs/columns.md", "sent-headers").rows:
         by.setdefault(source, set()).update(re.findall(r"`([^`]+)`", cell))

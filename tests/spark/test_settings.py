@@ -171,7 +171,7 @@ def everything(queue: SparkQueue) -> list[Any]:
 
 
 def test_no_setting_changes_what_is_read_or_made(queue: SparkQueue) -> None:
-    """Columns, types and values of reads, functions and jobs."""
+    """Columns, types and values of reads, functions and jobs stay the same."""
     queue.put(dumps(HEADERS), b'{"number": 7, "Total": 1.50, "at": "x"}', datetime(2999, 1, 1))  # noqa: DTZ001
     for headers, body in messages():
         queue.put(headers, body)
