@@ -7,8 +7,8 @@ DRAWN = [
         id="errors-8",
         file="receive/task.py",
         place="accept_lost_files",
-        old='files=f"{batch}" if batch >= received else',
-        new='files=f"{batch}" if not (batch >= received) else',
+        old='files=f"{number}" if number >= received else',
+        new='files=f"{number}" if not (number >= received) else',
         tests=["conformance/test_receipts.py::test_a_lost_first_entry_is_an_error_with_the_files"],
     ),
     Fault(
@@ -166,8 +166,8 @@ DRAWN = [
         id="datasource-4",
         file="spark_api.py",
         place="current_batch",
-        old="number=None if batch is None else int(batch),",
-        new="number=None if not (batch is None) else int(batch),",
+        old="number=None if number is None else int(number),",
+        new="number=None if not (number is None) else int(number),",
         tests=["spark/test_write.py::test_a_stream_receives_and_publishes_in_one_commit"],
     ),
     Fault(
