@@ -1,4 +1,4 @@
--- sqlqueue script Shop.Orders --domain orders --delayed --error error --subscription-table SubscriptionRouting
+-- sqlqueue script Shop.Orders --domain orders --instance web1 --error error --audit audit --delayed --body-string --subscription-table SubscriptionRouting --operator clerk --producer endpoints --login spark_orders --database shop
 -- printed by release 0.2.0, with state tables of version 5
 \set ON_ERROR_STOP on
 -- Run this as a superuser. Or run it as the owner of the database, if that login has CREATEROLE,
@@ -21,9 +21,9 @@ DECLARE
     faults text;
     known  integer;
 BEGIN
-    IF current_database() <> '' AND '' <> '' THEN
+    IF current_database() <> 'shop' AND 'shop' <> '' THEN
         RAISE EXCEPTION 'nothing is installed: the database is %, expected %', current_database(),
-              '' USING HINT = 'Connect to the database that the script is for.';
+              'shop' USING HINT = 'Connect to the database that the script is for.';
     END IF;
     WITH RECURSIVE given (owners, named, deletes) AS (
         SELECT '[]'::json, '[]'::json, true
@@ -53,7 +53,7 @@ BEGIN
           FROM pg_class AS c
          WHERE c.relnamespace = to_regnamespace('"sqlqueue_orders"') AND c.relkind NOT IN ('i', 'I', 'S')
             OR c.oid IN (SELECT to_regclass(name)
-                           FROM json_array_elements_text('["\"public\".\"Shop.Orders\"", "\"public\".\"error\"", "\"public\".\"Shop.Orders\"", "\"public\".\"Shop.Orders.Delayed\"", "\"public\".\"SubscriptionRouting\""]'::json) AS made (name))
+                           FROM json_array_elements_text('["\"public\".\"Shop.Orders\"", "\"public\".\"Shop.Orders.web1\"", "\"public\".\"error\"", "\"public\".\"audit\"", "\"public\".\"Shop.Orders\"", "\"public\".\"Shop.Orders.Delayed\"", "\"public\".\"SubscriptionRouting\""]'::json) AS made (name))
     ), tables (place, id, what) AS (
         SELECT place, id, what FROM asked
          UNION
@@ -98,7 +98,7 @@ BEGIN
         SELECT format('role %I gets members by %I', pg_get_userbyid(m.roleid), pg_get_userbyid(m.member))
           FROM pg_auth_members AS m
          WHERE m.admin_option AND m.member NOT IN (SELECT owner FROM trusted)
-           AND pg_get_userbyid(m.roleid) IN (SELECT json_array_elements_text('["orders_reader", "orders_sender"]'::json))) AS found;
+           AND pg_get_userbyid(m.roleid) IN (SELECT json_array_elements_text('["orders_reader", "orders_sender", "clerk", "endpoints"]'::json))) AS found;
     IF faults IS NOT NULL THEN
         RAISE EXCEPTION 'nothing is installed in schema %: %', '"sqlqueue_orders"', faults
               USING HINT = 'Find out who made this, drop or rename it, or use another schema. If you trust'
@@ -406,6 +406,33 @@ CREATE TABLE IF NOT EXISTS "public"."Shop.Orders" (
     Body    bytea,
     Seq     serial    NOT NULL UNIQUE
 );
+DO $do$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute
+                    WHERE attrelid = to_regclass('"public"."Shop.Orders"')
+                      AND attname = 'bodystring' AND NOT attisdropped) THEN
+        ALTER TABLE "public"."Shop.Orders"
+          ADD COLUMN BodyString text GENERATED ALWAYS AS (encode(Body, 'escape')) STORED;
+    END IF;
+END
+$do$;
+CREATE TABLE IF NOT EXISTS "public"."Shop.Orders.web1" (
+    Id      uuid      PRIMARY KEY,
+    Expires timestamp,
+    Headers text      NOT NULL,
+    Body    bytea,
+    Seq     serial    NOT NULL UNIQUE
+);
+DO $do$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute
+                    WHERE attrelid = to_regclass('"public"."Shop.Orders.web1"')
+                      AND attname = 'bodystring' AND NOT attisdropped) THEN
+        ALTER TABLE "public"."Shop.Orders.web1"
+          ADD COLUMN BodyString text GENERATED ALWAYS AS (encode(Body, 'escape')) STORED;
+    END IF;
+END
+$do$;
 CREATE TABLE IF NOT EXISTS "public"."error" (
     Id      uuid      PRIMARY KEY,
     Expires timestamp,
@@ -413,6 +440,33 @@ CREATE TABLE IF NOT EXISTS "public"."error" (
     Body    bytea,
     Seq     serial    NOT NULL UNIQUE
 );
+DO $do$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute
+                    WHERE attrelid = to_regclass('"public"."error"')
+                      AND attname = 'bodystring' AND NOT attisdropped) THEN
+        ALTER TABLE "public"."error"
+          ADD COLUMN BodyString text GENERATED ALWAYS AS (encode(Body, 'escape')) STORED;
+    END IF;
+END
+$do$;
+CREATE TABLE IF NOT EXISTS "public"."audit" (
+    Id      uuid      PRIMARY KEY,
+    Expires timestamp,
+    Headers text      NOT NULL,
+    Body    bytea,
+    Seq     serial    NOT NULL UNIQUE
+);
+DO $do$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_attribute
+                    WHERE attrelid = to_regclass('"public"."audit"')
+                      AND attname = 'bodystring' AND NOT attisdropped) THEN
+        ALTER TABLE "public"."audit"
+          ADD COLUMN BodyString text GENERATED ALWAYS AS (encode(Body, 'escape')) STORED;
+    END IF;
+END
+$do$;
 DO $do$
 BEGIN
     IF to_regclass('"public"."Shop.Orders.Delayed_Due"') IS NULL THEN
@@ -443,6 +497,14 @@ BEGIN
     IF NOT has_database_privilege('orders_sender', current_database(), 'CONNECT') THEN  -- PUBLIC lacks it
         EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), 'orders_sender');
     END IF;
+    IF to_regrole('"clerk"') IS NULL THEN CREATE ROLE "clerk" NOLOGIN; END IF;
+    IF NOT has_database_privilege('clerk', current_database(), 'CONNECT') THEN  -- PUBLIC lacks it
+        EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), 'clerk');
+    END IF;
+    IF to_regrole('"endpoints"') IS NULL THEN CREATE ROLE "endpoints" NOLOGIN; END IF;
+    IF NOT has_database_privilege('endpoints', current_database(), 'CONNECT') THEN  -- PUBLIC lacks it
+        EXECUTE format('GRANT CONNECT ON DATABASE %I TO %I', current_database(), 'endpoints');
+    END IF;
 END
 $do$;
 
@@ -466,8 +528,12 @@ GRANT INSERT (action, queue, messages, stream, batch, task) ON "sqlqueue_orders"
 GRANT USAGE ON SCHEMA "public" TO "orders_reader";
 GRANT SELECT, DELETE, UPDATE (seq) ON "public"."Shop.Orders" TO "orders_reader";
 GRANT SELECT ON SEQUENCE "public"."Shop.Orders_seq_seq" TO "orders_reader";
+GRANT SELECT, DELETE, UPDATE (seq) ON "public"."Shop.Orders.web1" TO "orders_reader";
+GRANT SELECT ON SEQUENCE "public"."Shop.Orders.web1_seq_seq" TO "orders_reader";
 GRANT INSERT, SELECT (seq) ON "public"."error" TO "orders_reader";
 GRANT USAGE ON SEQUENCE "public"."error_seq_seq" TO "orders_reader";
+GRANT INSERT, SELECT (seq) ON "public"."audit" TO "orders_reader";
+GRANT USAGE ON SEQUENCE "public"."audit_seq_seq" TO "orders_reader";
 GRANT SELECT, DELETE, UPDATE (due) ON "public"."Shop.Orders.Delayed" TO "orders_reader";
 GRANT INSERT ON "public"."Shop.Orders" TO "orders_reader";
 GRANT USAGE ON SEQUENCE "public"."Shop.Orders_seq_seq" TO "orders_reader";
@@ -481,7 +547,65 @@ GRANT SELECT, INSERT, DELETE, UPDATE (sink_batch, messages, dispatched, destinat
 GRANT USAGE ON SCHEMA "public" TO "orders_sender";
 GRANT INSERT, SELECT (seq) ON "public"."Shop.Orders" TO "orders_sender";
 GRANT USAGE ON SEQUENCE "public"."Shop.Orders_seq_seq" TO "orders_sender";
+GRANT INSERT, SELECT (seq) ON "public"."Shop.Orders.web1" TO "orders_sender";
+GRANT USAGE ON SEQUENCE "public"."Shop.Orders.web1_seq_seq" TO "orders_sender";
 GRANT INSERT ON "public"."Shop.Orders.Delayed" TO "orders_sender";
 GRANT SELECT ON "public"."SubscriptionRouting" TO "orders_sender";
+
+-- Rights of an operator, who also reads the audit trail. To give them to a login that runs
+-- `sqlqueue`: GRANT "clerk" TO "login". No role may change or delete an entry of the trail, or write
+-- another login into it.
+GRANT SELECT ON "sqlqueue_orders".trail TO "clerk";
+GRANT USAGE ON SCHEMA "sqlqueue_orders" TO "clerk";
+GRANT SELECT ON "sqlqueue_orders".version TO "clerk";
+GRANT SELECT, INSERT,
+      UPDATE (queue, driver, acked_batch, plan_batch, stored_plan, plan_high_water, query_id, spark_batch,
+              query_name, removed, messages, expired, diverted, forwarded, seen)
+   ON "sqlqueue_orders".stream TO "clerk";
+GRANT SELECT, INSERT, UPDATE (stream, run_id) ON "sqlqueue_orders".query_reader TO "clerk";
+GRANT SELECT, DELETE, UPDATE (stream, beat), INSERT (driver, stream, name, queue, host, process, shared)
+   ON "sqlqueue_orders".heartbeat TO "clerk";
+GRANT SELECT, DELETE, UPDATE (settled),
+      INSERT (stream, batch, task, queue, messages, expired, diverted, forwarded, bytes, query_id,
+              spark_batch, query_name, settled, unpacked, payload)
+   ON "sqlqueue_orders".receipt TO "clerk";
+GRANT SELECT, INSERT, DELETE ON "sqlqueue_orders".receipt_page TO "clerk";
+GRANT INSERT (action, queue, messages, stream, batch, task) ON "sqlqueue_orders".trail TO "clerk";
+GRANT SELECT, INSERT, DELETE ON "sqlqueue_orders".staging, "sqlqueue_orders".staging_page TO "clerk";
+GRANT SELECT, INSERT, DELETE, UPDATE (sink_batch, messages, dispatched, destination)
+   ON "sqlqueue_orders".dispatch_log TO "clerk";
+GRANT USAGE ON SCHEMA "public" TO "clerk";
+GRANT SELECT, DELETE, UPDATE (seq) ON "public"."Shop.Orders" TO "clerk";
+GRANT SELECT ON SEQUENCE "public"."Shop.Orders_seq_seq" TO "clerk";
+GRANT INSERT ON "public"."Shop.Orders" TO "clerk";
+GRANT USAGE ON SEQUENCE "public"."Shop.Orders_seq_seq" TO "clerk";
+GRANT SELECT, DELETE, UPDATE (seq) ON "public"."Shop.Orders.web1" TO "clerk";
+GRANT SELECT ON SEQUENCE "public"."Shop.Orders.web1_seq_seq" TO "clerk";
+GRANT INSERT ON "public"."Shop.Orders.web1" TO "clerk";
+GRANT USAGE ON SEQUENCE "public"."Shop.Orders.web1_seq_seq" TO "clerk";
+GRANT SELECT, DELETE, UPDATE (seq) ON "public"."error" TO "clerk";
+GRANT SELECT ON SEQUENCE "public"."error_seq_seq" TO "clerk";
+GRANT INSERT ON "public"."error" TO "clerk";
+GRANT USAGE ON SEQUENCE "public"."error_seq_seq" TO "clerk";
+GRANT SELECT, DELETE, UPDATE (seq) ON "public"."audit" TO "clerk";
+GRANT SELECT ON SEQUENCE "public"."audit_seq_seq" TO "clerk";
+GRANT INSERT ON "public"."audit" TO "clerk";
+GRANT USAGE ON SEQUENCE "public"."audit_seq_seq" TO "clerk";
+GRANT SELECT, DELETE, UPDATE (due) ON "public"."Shop.Orders.Delayed" TO "clerk";
+GRANT INSERT ON "public"."Shop.Orders.Delayed" TO "clerk";
+GRANT SELECT ON "public"."SubscriptionRouting" TO "clerk";
+GRANT INSERT, UPDATE, DELETE ON "public"."SubscriptionRouting" TO "clerk";
+
+-- Rights of a producer: an endpoint or ServiceControl, which only sends and is in no team. To give them
+-- to its login: GRANT "endpoints" TO "login".
+GRANT USAGE ON SCHEMA "public" TO "endpoints";
+GRANT INSERT ON "public"."Shop.Orders" TO "endpoints";
+GRANT USAGE ON SEQUENCE "public"."Shop.Orders_seq_seq" TO "endpoints";
+GRANT INSERT ON "public"."Shop.Orders.web1" TO "endpoints";
+GRANT USAGE ON SEQUENCE "public"."Shop.Orders.web1_seq_seq" TO "endpoints";
+
+-- Gives the rights to the login of the Spark job, which must exist already.
+GRANT "orders_reader" TO "spark_orders";
+GRANT "orders_sender" TO "spark_orders";
 
 COMMIT;

@@ -1,7 +1,7 @@
 """
 What `sqlqueue script` prints for each database, with all that it can print.
 
-    python tests/script_texts.py postgresql > tests/golden/script-postgresql.sql
+    python tests/script_texts.py postgresql > docs/script-postgresql.sql
     python tests/script_texts.py sqlserver > tests/golden/script-sqlserver.sql
 """
 
@@ -14,12 +14,18 @@ from sqlq_spark.options.names import names_of
 from sqlq_spark.wire.address import QueueAddress
 from sqlq_spark.wire.dialects import DIALECTS
 
+OPTIONS = (
+    "--domain orders --instance web1 --error error --audit audit --delayed --body-string "
+    "--subscription-table SubscriptionRouting --operator clerk --producer endpoints "
+    "--login spark_orders --database shop"
+)
+
 
 def golden(dialect: str) -> str:
     """The script of a domain: an endpoint with an instance, and tables of all kinds."""
     url = f"{DIALECTS[dialect].schemes[0]}://host/shop"
     state, reader, sender = of_domain("orders")
-    words = "--domain orders --database shop" + " --dialect sqlserver" * (dialect == "sqlserver")
+    words = OPTIONS + " --dialect sqlserver" * (dialect == "sqlserver")
     shop = endpoint(
         url, "Shop.Orders", instances=["web1"], error="error", audit="audit", delayed=True
     )

@@ -1,4 +1,4 @@
--- sqlqueue script Shop.Orders --domain orders --database shop --dialect sqlserver
+-- sqlqueue script Shop.Orders --domain orders --instance web1 --error error --audit audit --delayed --body-string --subscription-table SubscriptionRouting --operator clerk --producer endpoints --login spark_orders --database shop --dialect sqlserver
 -- printed by release 0.2.0, with state tables of version 5
 -- Run this by `sqlcmd -b -I -f 65001 -d shop` as a member of db_owner.
 -- Members of the roles below are one team: each can read, change and return what the others received.
